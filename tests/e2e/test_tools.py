@@ -107,7 +107,9 @@ def test_a_model_calls_a_tool_and_gets_what_it_gave(tmp_path: Path, redis_url: s
 
 def test_a_call_that_has_to_be_made_is_made(tmp_path: Path, redis_url: str) -> None:
     """By a model of random weights, which would never make one; it goes on within the grammar as asked."""
-    folder = make_checkpoint(tmp_path / "under-test", "llama")
+    folder = make_checkpoint(
+        tmp_path / "under-test", "llama", text={"max_position_embeddings": 1024}
+    )
     (folder / "chat_template.jinja").write_text(CALLING.partition("{#")[0])
     parameters: Any = {
         "type": "object",
@@ -128,7 +130,7 @@ def test_a_call_that_has_to_be_made_is_made(tmp_path: Path, redis_url: str) -> N
             messages=QUESTION,
             tools=tools,
             tool_choice=choice,
-            max_tokens=250,
+            max_tokens=400,  # no call of this form is longer
             seed=1,
         )
     assert answer.choices[0].finish_reason == "tool_calls"

@@ -7,8 +7,9 @@ from typing import Any
 from services.gateway.reading.structured.errors import FormError
 from services.gateway.reading.structured.schema_walk import Node, children, reachable, target
 
-# Between values: endless white space is what models fall into when nothing else is likely.
-_WHITESPACE = r"[\x20\x0A\x0D\x09]{1,8}"
+# Between values: one space, or one line end and an indent. White space without end is what weak models
+# fall into, which repeat a token that the form allows; here the second one is not allowed.
+_WHITESPACE = r"\x20|\r?\n(\x20{0,20}|\t{0,10})"
 # llguidance reads its own settings from here.
 _SETTINGS = "x-guidance"
 # Keywords that allow and forbid nothing by themselves.
