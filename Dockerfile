@@ -30,9 +30,9 @@ RUN python -m grpc_tools.protoc -I protos --python_out=protos --grpc_python_out=
 FROM python AS kernels
 RUN apt-get update -qq && apt-get install -qq -y --no-install-recommends g++ >/dev/null
 WORKDIR /build
-COPY shared/cpu_kernels cpu_kernels
+COPY shared/cpu_kernels shared/cpu_kernels
 # Every instruction set of the architecture that the image is built for.
-RUN python cpu_kernels/build.py --all
+RUN python shared/cpu_kernels/build.py --all
 
 # --- libraries: they change when these files do, not when code does -------------------------
 
@@ -122,7 +122,9 @@ COPY shared shared
 COPY services/__init__.py services/__init__.py
 COPY services/families services/families
 COPY services/vision_encoder services/vision_encoder
-COPY --from=kernels /build/cpu_kernels/build shared/cpu_kernels/build
+COPY --from=kernels /build/shared/cpu_kernels/build shared/cpu_kernels/build
+# The services of a host agree on the fastest kernels.
+ENV TESSERA_CPU_TRIAL_DIR=/artifacts
 RUN python -m compileall -q .
 USER tessera
 CMD ["python", "-m", "services.vision_encoder"]
@@ -138,7 +140,9 @@ COPY services/decoder services/decoder
 COPY services/comparison services/comparison
 COPY services/preprocess services/preprocess
 COPY services/vision_encoder services/vision_encoder
-COPY --from=kernels /build/cpu_kernels/build shared/cpu_kernels/build
+COPY --from=kernels /build/shared/cpu_kernels/build shared/cpu_kernels/build
+# The services of a host agree on the fastest kernels.
+ENV TESSERA_CPU_TRIAL_DIR=/artifacts
 RUN python -m compileall -q .
 USER tessera
 CMD ["python", "-m", "services.decoder"]

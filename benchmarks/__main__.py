@@ -19,6 +19,7 @@ MEASUREMENTS = {
     },
     "benchmarks.kernels": {
         "linear": "linear layers by every instruction set of this machine, beside torch",
+        "attention": "attention by every instruction set of this machine",
         "step": "a step of the decoder alone, with and without what makes it fast",
         "roofline": "projected milliseconds of a step on Ascend NPUs, from bytes and operations",
         "grammar": "a step of the decoder with and without a JSON schema for its sequences",

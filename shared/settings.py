@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError
 from pydantic_settings import (
@@ -204,6 +204,16 @@ class ComputeSettings(Settings):
         " an Ascend 310P float16; on the CPU float32 for checkpoints stored so and for models under 100 million"
         " parameters.",
     )
+    cpu_arithmetic: Literal["fastest", "portable"] = Field(
+        "fastest",
+        description="On the CPU: fastest is what this processor's instructions do best; portable gives equal bits on"
+        " every processor, so that an answer that goes on at another machine is exactly the undisturbed one, and costs"
+        " speed where there is neither AMX nor AVX-512.",
+    )
+
+    def share_with_libraries(self) -> None:
+        """Says what libraries of this process, and the processes it starts, have to know of these settings."""
+        os.environ["TESSERA_CPU_ARITHMETIC"] = self.cpu_arithmetic
 
 
 class ProfileSettings(Settings):
@@ -315,11 +325,24 @@ def diagnostics_folder() -> Path | None:
 
 
 def cpu_instructions() -> str:
-    """Which instruction set the CPU kernels are to use, `TESSERA_CPU_INSTRUCTIONS`; empty is the machine's best.
+    """Which instruction set the CPU kernels are to use, `TESSERA_CPU_INSTRUCTIONS`; empty is what is fastest here.
 
     No field of the services' settings: tests, measurements and tools go by it as well.
     """
     return os.environ.get("TESSERA_CPU_INSTRUCTIONS", "")
+
+
+def cpu_arithmetic_is_portable() -> bool:
+    """Whether the CPU kernels compute in portable arithmetic, `TESSERA_CPU_ARITHMETIC`."""
+    return os.environ.get("TESSERA_CPU_ARITHMETIC", "") == "portable"
+
+
+def cpu_trial_folder() -> Path | None:
+    """Where what a trial of the CPU kernels finds is kept for all processes of a host, `TESSERA_CPU_TRIAL_DIR`; None is
+    beside the compiled kernels.
+    """
+    folder = os.environ.get("TESSERA_CPU_TRIAL_DIR", "")
+    return Path(folder) if folder else None
 
 
 def state_home() -> Path:

@@ -45,3 +45,8 @@ def _npu_fault() -> str:
         )
     npu = getattr(torch, "npu", None)
     return "" if npu is not None and npu.is_available() else "because torch_npu finds no device"
+
+
+def torch_arithmetic() -> str:
+    """What the bits of torch's operations on a CPU depend on: its version and the instructions that it has chosen."""
+    return f"torch-{torch.__version__}-{torch.backends.cpu.get_cpu_capability()}"

@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,43 @@ def test_an_image_that_loads_families_has_them() -> None:
         sources = tracked(f"services/{command.group(1)}/*.py")
         asks = any("services.families" in path.read_text() for path in sources)
         assert asks == ("COPY services/families services/families" in stage), command.group(1)
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Modules, and names in them, that a file imports anywhere in it."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{name.name}" for name in node.names)
+
+
+def mutual(imports: Mapping[Path, Iterable[str]]) -> list[tuple[str, str]]:
+    """Folders that import each other, of these files by what they import; one within the other is none."""
+    folders = {".".join(path.parent.parts) for path in imports}
+    found: set[tuple[str, str]] = set()
+    for path, names in imports.items():
+        own = ".".join(path.parent.parts)
+        for name in names:
+            while name and name not in folders:
+                name = name.rpartition(".")[0]
+            if name:
+                found.add((own, name))
+    return sorted(
+        (one, other)
+        for one, other in found
+        if one < other and (other, one) in found and not other.startswith(f"{one}.")
+    )
+
+
+def test_no_two_folders_import_each_other() -> None:
+    files = [path.relative_to(ROOT) for path in tracked("services/*.py", "shared/*.py")]
+    assert mutual({path: list(imports_of(ROOT / path)) for path in files}) == []
+
+
+def test_the_check_of_folders_sees_what_it_should() -> None:
+    files = {"a/b/c.py": ["a.d.e.Name"], "a/d/e.py": ["a.b"], "a/f.py": ["a.b.c"]}
+    assert mutual({Path(path): names for path, names in files.items()}) == [("a.b", "a.d")]
 
 
 def test_services_import_only_what_they_may() -> None:

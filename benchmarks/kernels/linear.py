@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from shared import processors
-from shared.cpu_kernels import binding, build, packed_linear
+from shared.cpu_kernels import binding, choice, packed_linear
+from shared.settings import cpu_trial_folder
 
 # Outputs and inputs: gate and up (without their product), down, and queries, keys and values of `text-0.5b`.
 _SHAPES = ((4864, 896), (896, 4864), (1152, 896))
@@ -31,7 +32,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="for each way and shape")
     told = parser.parse_args(arguments)
     torch.set_num_threads(told.threads)
-    sets = build.runnable_instruction_sets()
+    sets = choice.runnable_instruction_sets(cpu_trial_folder())
     all_kernels = {known.name: binding.open_kernels(known, told.threads) for known in sets}
     shapes = "".join(f"{f'{outputs}x{inputs}':>12}" for outputs, inputs in _SHAPES)
     print(f"{'rows':>4}  {'way':<24}{shapes}")

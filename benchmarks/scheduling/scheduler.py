@@ -22,7 +22,7 @@ from shared.queue.keys import new_request_id
 from shared.queue.registry import Member
 from shared.text.text_fold import TokenBytes
 from tessera.common.v1.sampling_pb2 import SamplingParams
-from tessera.decoder.v1.decoder_pb2 import StepResult
+from tessera.decoder.v1.decoder_pb2 import Hello, StepResult
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
 
 _PROMPT = 64
@@ -105,6 +105,7 @@ class _Link:
     def __init__(self, core: Scheduler) -> None:
         self.core = core
         self.member = Member("decoder", "")
+        self.hello = Hello(row_invariant=True)
 
 
 class _Writer:

@@ -45,6 +45,7 @@ class SimulatedDecoder:
         self.core = Scheduler(capacity, step_target=1e6 * step_target_s)
         self.core.costs.announced(1e6 * timing.step_s, 1e6 * (timing.token_s + timing.row_s))
         self.draining = False
+        self.numerics = ""
         self.timing = timing
         self.ends_at = 0.0  # of the running step
         self.wake_at = 0.0  # when somebody will call `send` for the next plan

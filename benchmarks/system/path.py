@@ -1,12 +1,17 @@
 """Where processor time goes between a client and the model: by process, for each token and for each request.
 
 Serves a checkpoint and puts the `compare` workloads on it. Processor time is the kernel's count for each process, so it
-says something on a busy machine too; tokens a second do not. `toy` checkpoints leave nothing but the path.
+says something on a busy machine too; tokens a second do not. `toy` checkpoints leave nothing but the path. `--roots`
+takes two checkouts, served at once and asked in turns with the same prompts: it prints what a token costs in each.
 """
 
 import argparse
+import random
 import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from statistics import median
 
 import grpc
 import psutil
@@ -33,7 +38,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--scale", type=float, default=1.0, help="more or fewer requests")
     parser.add_argument("--words", action="store_true", help="prompts of words: tokenized by us")
     parser.add_argument("--serve", default="", help="flags for `tessera serve`, in one string")
+    add = parser.add_argument
+    add("--roots", type=Path, nargs=2, metavar=("BEFORE", "AFTER"), help="compare two checkouts")
+    add("--turns", type=int, default=20, help="of each checkout, for each workload")
     told = parser.parse_args(arguments)
+    if told.roots:
+        return compare_checkouts(told)
     failed = False
     with System(told.model, *told.serve.split(), ready_within_s=300) as system:
         for name in told.workloads:
@@ -50,6 +60,63 @@ def main(arguments: list[str]) -> int:
             print(step_line(steps_before, step_totals(system)), flush=True)
             failed |= bool(result.failed)
     return int(failed)
+
+
+def compare_checkouts(told: argparse.Namespace) -> int:
+    """Prints for each workload and process what a token costs before and after, and the ratio of after to before: the
+    median of the turns, and the 95 % interval of that median. Returns 1 if a request failed."""
+    failed = False
+    with ExitStack() as stack:
+        systems = [stack.enter_context(_served(root.resolve(), told)) for root in told.roots]
+        for name in told.workloads:
+            turns: list[list[dict[str, float]]] = [[], []]
+            for turn in range(-1, told.turns):  # one to warm up
+                for side in (0, 1) if turn % 2 else (1, 0):
+                    url, seed = systems[side].url, str(turn + 1)
+                    settings = ["--base-url", url, "--least", "1", "--seed", seed]
+                    settings += ["--words"] * told.words
+                    before = processor_seconds(systems[side])
+                    result = _run(name, [*settings, "--scale", str(told.scale)])
+                    after = processor_seconds(systems[side])
+                    failed |= bool(result.failed)
+                    of_token = 1e6 / max(1, result.output_tokens)
+                    spent = {
+                        process: of_token * (s - before[process]) for process, s in after.items()
+                    }
+                    if turn >= 0:
+                        turns[side].append({**spent, "all": sum(spent.values())})
+            print(f"\n{name}: {told.turns} turns\n{comparison_table(*turns)}", flush=True)
+    return int(failed)
+
+
+def comparison_table(before: Sequence[dict[str, float]], after: Sequence[dict[str, float]]) -> str:
+    """Of the same turns before and after, microseconds a token by process."""
+    lines = [f"  {'us a token':<16}{'before':>10}{'after':>10}{'ratio':>8}   95 %"]
+    for process in before[0]:
+        pairs = [(b[process], a[process]) for b, a in zip(before, after, strict=True)]
+        ratios = [a / b for b, a in pairs if b > 0]
+        if not ratios:
+            continue
+        was, now = (median(side) for side in zip(*pairs, strict=True))
+        low, high = interval(ratios)
+        lines.append(
+            f"  {process:<16}{was:>10.1f}{now:>10.1f}{median(ratios):>8.3f}   {low:.3f} to {high:.3f}"
+        )
+    return "\n".join(lines)
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of their median, by bootstrap: the same for the same values."""
+    draw = random.Random(0)
+    medians = sorted(median(draw.choices(values, k=len(values))) for _ in range(2000))
+    return medians[49], medians[1949]
+
+
+def _served(root: Path, told: argparse.Namespace) -> System:
+    """A checkout's system, with the libraries of this one."""
+    path = f"PYTHONPATH={root}:{root / 'protos'}"
+    program = ("env", "-C", str(root), path, sys.executable, "-m", "services.launcher")
+    return System(told.model.resolve(), *told.serve.split(), ready_within_s=300, program=program)
 
 
 def table(spent: dict[str, float], result: Result) -> str:

@@ -77,7 +77,12 @@ async def serve(
         profiling = profile_ops(loaded.device).reported() if settings.profile_ops else nullcontext()
         with profiling:
             async with announcing as announcement:
-                log.info("ready", address=server.address, **loaded.part.content)
+                log.info(
+                    "ready",
+                    address=server.address,
+                    numerics=loaded.numerics,
+                    **loaded.part.content,
+                )
                 await stop.wait()
                 log.info("draining")
                 await server.not_ready()
@@ -120,4 +125,5 @@ def hello(decoder_id: str, loaded: Loaded) -> Hello:
         max_step_tokens=limits.max_step_tokens,
         ranks=loaded.part.ranks or 1,
         content=loaded.content,
+        numerics=loaded.numerics,
     )

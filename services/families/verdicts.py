@@ -20,8 +20,13 @@ from pathlib import Path
 
 from services.families import registry
 from shared.checkpoint.folder import Checkpoint
-from shared.cpu_kernels.build import runnable_instruction_sets
-from shared.settings import cache_home, cpu_instructions
+from shared.cpu_kernels import choice
+from shared.settings import (
+    cache_home,
+    cpu_arithmetic_is_portable,
+    cpu_instructions,
+    cpu_trial_folder,
+)
 
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".msgpack", ".h5")
 _DIGEST_BYTES = 16
@@ -86,8 +91,8 @@ class Verdicts:
     def _parts(self) -> Iterator[bytes]:
         for option in self._options:
             yield option.encode()
-        yield f"{sys.version} {platform.machine()} {cpu_instructions()}".encode()
-        yield repr([known.name for known in runnable_instruction_sets()]).encode()
+        yield f"{sys.version} {platform.machine()} {cpu_instructions()} {cpu_arithmetic_is_portable()}".encode()
+        yield repr(_kernels()).encode()
         yield repr(_installed()).encode()
         for folder in (_ROOT / "services", _ROOT / "shared", *_brought()):
             yield from _contents(folder, [f for f in folder.rglob("*") if f.suffix in _CODE])
@@ -103,6 +108,17 @@ def _contents(folder: Path, files: list[Path]) -> Iterator[bytes]:
             yield f"{status.st_size} {status.st_mtime_ns}".encode()
         else:
             yield file.read_bytes()
+
+
+def _kernels() -> list[str]:
+    """The set of CPU kernels that a comparison computes with here; none if torch does."""
+    with suppress(ValueError):  # a set that there is not: the comparison says so
+        portable = cpu_arithmetic_is_portable()
+        chosen = choice.choose(
+            cpu_instructions(), cpu_trial_folder(), may_compile=False, portable=portable
+        )
+        return [known.name for known in chosen.sets[:1]]
+    return []
 
 
 def _installed() -> list[str]:

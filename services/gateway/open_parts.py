@@ -23,6 +23,7 @@ from services.gateway.following.cancels import Cancels
 from services.gateway.following.follower import Follower
 from services.gateway.health import Health
 from services.gateway.http.exchange import BodyLimits
+from services.gateway.lasting_work import LastingWork
 from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.structured.grammars import Grammars
 from services.gateway.settings import GatewaySettings
@@ -34,6 +35,7 @@ from services.gateway.timings import Timings
 from shared.queue import Queue, TokenChannel
 from shared.queue.keys import Keys
 from shared.queue.registry import Directory
+from shared.queue.response_store import ResponseStore
 
 # A body may be this much smaller in bytes than the message made of it.
 _MESSAGE_EXTRA = 1 << 20
@@ -114,6 +116,9 @@ async def open_parts(
         )
         body_limits = BodyLimits(settings.max_body_bytes, settings.request_body_timeout, budget)
         answer_limits = AnswerLimits(settings.max_answer_bytes, settings.max_answer_bytes_in_flight)
+        responses = ResponseStore(
+            redis, keys, round(settings.response_keep * 1000), settings.response_store_bytes
+        )
         timeouts = Timeouts.of_seconds(
             settings.queue_timeout, settings.first_token_timeout, settings.request_timeout
         )
@@ -122,6 +127,7 @@ async def open_parts(
             reply_forms=reply_forms,
             api_keys=api_keys,
             timeouts=timeouts,
+            timings=timings,
             body_limits=body_limits,
             slices=slices,
             health=health,
@@ -133,6 +139,8 @@ async def open_parts(
             held_requests=held_requests,
             resumption=resumption,
             admission=admission,
+            responses=responses,
+            work=await stack.enter_async_context(LastingWork()),
             generating=Generating(model, admission, metrics, body_limits, answer_limits, timeouts),
             grpc_generating=GrpcGenerating(
                 model, admission, metrics, api_keys, answer_limits, timeouts

@@ -2,5 +2,7 @@
 
 from tessera.scheduler.v1.queue_pb2 import ReplyKind
 
+# Replies about the parts of an answer, of which one token may begin and end several.
+OF_PARTS = frozenset({ReplyKind.REPLY_KIND_ANTHROPIC, ReplyKind.REPLY_KIND_RESPONSE})
 # Replies in the form of /v1/chat/completions.
 CHATS = frozenset({ReplyKind.REPLY_KIND_CHAT, ReplyKind.REPLY_KIND_CHAT_MESSAGE})

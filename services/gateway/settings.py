@@ -102,6 +102,19 @@ class GatewayOptions(ChatTemplateSettings, ModelLengthSettings):
         0.0, ge=0, le=86400, description="Seconds from arrival to the end; 0 is any."
     )
 
+    response_keep: float = Field(
+        86400.0,
+        ge=0,
+        le=30 * 86400,
+        description="Seconds that responses of /v1/responses are kept for previous_response_id and GET, from when one"
+        " is made or gone on with; 0 keeps none.",
+    )
+    response_store_bytes: int = Field(
+        256 << 20,
+        ge=1,
+        description="Bytes of all kept responses; above them those that were used longest ago are forgotten.",
+    )
+
     @property
     def api_keys(self) -> tuple[str, ...]:
         """The keys, one by one. Raises InvalidRequest if none was given where one was asked for."""

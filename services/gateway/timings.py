@@ -19,6 +19,8 @@ class Timings:
     reread_s: float = 1.0
     # An answer without anything new for so long gets a sign that it goes on.
     silence_s: float = 10.0
+    # Between two looks for responses that have ended and that nobody has asked for.
+    sweep_s: float = 30.0
 
 
 USUAL = Timings()

@@ -182,7 +182,7 @@ class Dispatcher:
         touched = []
         for one in taken:
             try:
-                request = Request(one, self._table)
+                request = Request(one, self._table, self._encoders.numerics_for(one))
                 first = request.sequences[0]
             except (ValueError, IndexError, InvalidRequest) as error:
                 called = names(one.spec.request_id, one.spec.client_request_id)
@@ -199,7 +199,7 @@ class Dispatcher:
                 self._tracker.hold(request)
                 self._returns.put([request.request_id])
             else:
-                link = router.choose(first)
+                link = router.choose(first, request.decoder_numerics)
                 self._tracker.accept(link, request)
                 touched.append(link)
         for link in dict.fromkeys(touched):
@@ -284,6 +284,7 @@ class Dispatcher:
             self._encoders,
             options=self._link_options,
             on_step=self._on_step,
+            on_returned=self._returns.put,
         )
 
     def _on_lost(self, link: DecoderLink) -> None:

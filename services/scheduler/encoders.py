@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 import structlog
 from google.protobuf.duration_pb2 import Duration
 
+from shared import numerics as texts
 from shared.artifacts.embedding_name import embedding_name
 from shared.errors import Expired, NotFound, Overloaded, ServingError, Unavailable
 from shared.net import tasks
 from shared.net.channels import Channels
 from shared.net.rpc.errors import calling
 from shared.net.single_flight import SingleFlight
+from shared.queue import TakenRequest
 from shared.queue.registry import Directory, Member
 from shared.telemetry import request_names
 from tessera.artifact.v1.artifact_pb2 import ArtifactRef
@@ -29,6 +31,9 @@ log = structlog.get_logger(__name__)
 _RETENTION_S = 60
 _CALL_TIMEOUT_S = 60
 _BUSY_WAIT_S = 0.05
+# Encoders of an item's numerics that fail for so long are given up for others, for a while.
+_OTHERS_AFTER_S = 3.0
+_AVOIDED_S = 10.0
 _PATIENCE_S = 120.0  # a restart on a machine that has too much to do took 38
 # Of what else than embeddings fills shared memory, nobody knows when it goes.
 _SPACE_PATIENCE_S = 20.0
@@ -37,12 +42,22 @@ _OTHER_CONTENT = "OTHER_CONTENT"  # the encoder's weights are not those of the d
 _MEDIA_EXPIRED = "MEDIA_EXPIRED"  # the raw bytes are gone from the store: no encoder can help
 
 
+class NumericsGone(Unavailable):
+    """No encoder of the wanted numerics can be had, but one of others: what waits for the item must name it anew."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "NO_VISION_ENCODER", "no vision encoder with the numerics of the embeddings is running"
+        )
+
+
 class Encoders:
     """The vision encoders, called by digest.
 
     Users, each with an id of its own, are the decoders' links. Calls of several for the same item and weights are one,
     and an encoder is asked to release an item when the last of them has. An encoder whose weights are not those of the
-    decoder is passed over.
+    decoder is passed over. Encoders of different numerics do not stand in for each other: each name of embeddings says
+    whose they are, and requests whose encoders are gone take others' names.
     """
 
     def __init__(self, directory: Directory, patience_s: float = _PATIENCE_S) -> None:
@@ -56,21 +71,39 @@ class Encoders:
         # Those whose result was lost on the way to a decoder, which may be cut off from them.
         self._failed: dict[bytes, set[Member]] = {}
         self._others: dict[tuple[Member, bytes], None] = {}  # and contents that are not theirs
+        self._avoided: dict[str, float] = {}  # numerics whose encoders all failed, and until when
         self._background: dict[asyncio.Task[None], None] = {}
 
-    async def encode(self, item: MediaItem, user: str, content: bytes = b"") -> ArtifactRef:
-        """The item's embeddings, by an encoder with this content.
+    def numerics_for(self, taken: TakenRequest) -> str:
+        """Of the encoders that a request's media are to be encoded by: those that it has begun with, as long as there
+        are any, else those that its first item prefers. Empty where nothing is known."""
+        media = taken.spec.media
+        if not media:
+            return ""
+        fit = self._fitting(media[0].digest, bytes.fromhex(taken.content))
+        now = asyncio.get_running_loop().time()
+        usual = [m for m in fit if self._avoided.get(m.numerics, 0.0) <= now] or fit
+        begun_in = texts.of_encoder(taken.numerics)
+        if not usual or any(m.numerics == begun_in for m in usual):
+            return begun_in
+        return usual[0].numerics
+
+    async def encode(
+        self, item: MediaItem, user: str, content: bytes = b"", numerics: str = ""
+    ) -> ArtifactRef:
+        """The item's embeddings, by an encoder with this content and these numerics.
 
         A full encoder is waited for; one that is gone is passed over, and if all are gone they are waited for,
-        for a while. Raises Unavailable when no encoder can be had, or what the encoder said is wrong with the item.
+        for a while. Raises NumericsGone where there are only encoders of other numerics, Unavailable when no encoder
+        can be had, or what the encoder said is wrong with the item.
         """
-        name = embedding_name(content, item.digest)
+        name = embedding_name(content, item.digest, numerics)
         users = self._users.setdefault(name, set())
         holder = self._holders.get(name)
         if user in users and holder is not None:  # it asks again: it could not fetch the result
             self._failed.setdefault(name, set()).add(holder)
         users.add(user)
-        return await self._running.run(name, lambda: self._encode(item, name, content))
+        return await self._running.run(name, lambda: self._encode(item, name, content, numerics))
 
     def release(self, digests: Iterable[bytes], user: str) -> None:
         """A user does not need the embeddings of these names any more. Work that no user needs is cancelled, and the
@@ -103,17 +136,29 @@ class Encoders:
         await tasks.end(*self._background)
         await self._channels.close()
 
-    async def _encode(self, item: MediaItem, name: bytes, content: bytes) -> ArtifactRef:
+    async def _encode(
+        self, item: MediaItem, name: bytes, content: bytes, numerics: str
+    ) -> ArtifactRef:
         request = EncodeRequest(
-            media=item, retention=Duration(seconds=_RETENTION_S), content=content
+            media=item,
+            retention=Duration(seconds=_RETENTION_S),
+            content=content,
+            numerics=numerics,
         )
         problem: ServingError = Unavailable("NO_VISION_ENCODER", "no vision encoder is running")
         loop = asyncio.get_running_loop()
         began, deadline = loop.time(), self._late()
+        answered = began  # when one was full at the latest
         told: set[Member] = set()  # of whose failure a line was logged
         while loop.time() < deadline:
             failed = self._failed.get(name, ())
-            members = [m for m in self._directory.pick(name) if (m, content) not in self._others]
+            fit = self._fitting(name, content)
+            members = [m for m in fit if m.numerics == numerics]
+            if len(fit) > len(members) and (
+                not members or loop.time() - answered > _OTHERS_AFTER_S
+            ):
+                self._avoided[numerics] = loop.time() + _AVOIDED_S
+                raise NumericsGone()
             for member in sorted(members, key=lambda m: m in failed):
                 try:
                     with self._calling(member) as stub:
@@ -122,6 +167,7 @@ class Encoders:
                         )
                 except Overloaded as error:
                     problem = error
+                    answered = loop.time()
                     full = error.reason == _NO_SPACE
                     deadline = min(deadline, began + _SPACE_PATIENCE_S) if full else self._late()
                     break  # the same one again: another would encode what this one has or will have
@@ -149,6 +195,10 @@ class Encoders:
                     return answer.embeddings
             await asyncio.sleep(_BUSY_WAIT_S)
         raise problem
+
+    def _fitting(self, name: bytes, content: bytes) -> list[Member]:
+        """The encoders that may have this content, in the order in which the name prefers them."""
+        return [m for m in self._directory.pick(name) if (m, content) not in self._others]
 
     def _note_other(self, member: Member, content: bytes) -> None:
         """An encoder keeps its weights for as long as it runs."""

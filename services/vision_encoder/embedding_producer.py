@@ -50,14 +50,16 @@ class EmbeddingProducer:
         self._mapped = ByteGate(store.space.in_use_bytes)
         self._encoding: SingleFlight[bytes, EncodeResult] = SingleFlight()
 
-    async def encode(self, media: MediaItem, retain_s: float, content: bytes = b"") -> EncodeResult:
-        """The embeddings of an item, under the name that it has with these weights: cached, from a call in progress, or
-        made now; retained for `retain_s` seconds.
+    async def encode(
+        self, media: MediaItem, retain_s: float, content: bytes = b"", numerics: str = ""
+    ) -> EncodeResult:
+        """The embeddings of an item, under the name that it has with these weights and numerics: cached, from a call in
+        progress, or made now; retained for `retain_s` seconds.
 
         Raises Overloaded while everything cached is retained or shared memory is full, TooLarge where it could never
         hold the item, Precondition when the rows are not those promised, and what the pixels' source raises.
         """
-        name = embedding_name(content, media.digest)
+        name = embedding_name(content, media.digest, numerics)
         ref = self._cache.find(name, retain_s)
         if ref is not None:
             _check_rows(media, ref)

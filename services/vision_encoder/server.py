@@ -48,16 +48,18 @@ async def serve(
     """Runs until `stop` is set. `settle` is called when all is loaded, before it serves. Raises ServingError when the
     service cannot start.
     """
+    settings.share_with_libraries()
     watch = Stopwatch()
     async with open_producer(settings) as producer:
         device, model, content = await asyncio.to_thread(_load, settings)
         profile = profile_ops(device) if settings.profile_ops else None
-        encoder = None
+        encoder, numerics = None, ""
         if model is None:
             log.warning("the checkpoint has no vision part; every Encode is refused")
         else:
             if profile is not None:
                 producer.resources.enter_context(profile.reported())
+            numerics = device.numerics(model.uses_ops)
             encoder = await _encoder(settings, device, model, producer)
             if profile is not None:
                 profile.clear()  # of the warm-up
@@ -65,11 +67,13 @@ async def serve(
         producer.server.add(
             _SERVICE_NAME,
             vision_encoder_pb2_grpc.add_VisionEncoderServiceServicer_to_server,
-            VisionEncoderServicer(encoder, family.modalities, settings.model_name, content),
+            VisionEncoderServicer(
+                encoder, family.modalities, settings.model_name, content, numerics
+            ),
         )
         part = ServedPart(code_of(family.encoder))
         settle()
-        async with producer.serving("vision_encoder", part):
+        async with producer.serving("vision_encoder", part, numerics):
             log.info(
                 "serving",
                 model=settings.model_name,
@@ -79,6 +83,7 @@ async def serve(
                 threads=_threads(settings),
                 processors=str(processors.find()),
                 content=content.hex(),
+                numerics=numerics,
                 start_ms=watch.lap_us() // 1000,
                 **part.content,
             )

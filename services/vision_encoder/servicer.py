@@ -26,7 +26,7 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 class VisionEncoderServicer(vision_encoder_pb2_grpc.VisionEncoderServiceServicer):
     """`encoder` is None for a text-only checkpoint; `content` is the digest of its weights, empty where not known;
-    `modalities` are those that the model takes.
+    `numerics` what else the bits of its rows depend on; `modalities` are those that the model takes.
     """
 
     def __init__(
@@ -35,16 +35,18 @@ class VisionEncoderServicer(vision_encoder_pb2_grpc.VisionEncoderServiceServicer
         modalities: Collection[Modality.ValueType],
         model_name: str,
         content: bytes = b"",
+        numerics: str = "",
     ) -> None:
         self._encoder = encoder
         self._modalities = modalities
         self._model_name = model_name
         self._content = content
+        self._numerics = numerics
 
     async def Encode(self, request: EncodeRequest, context: _Context) -> EncodeResponse:
         """Raises InvalidRequest for a modality that the model does not take, Overloaded while everything is retained,
         Precondition when the rows are not those promised, NotFound where the decoder's weights are not those of this
-        encoder.
+        encoder, or the numerics that it was chosen for are not its own.
         """
         if self._encoder is None:
             raise Precondition("TEXT_ONLY_MODEL", f"{self._model_name} has no vision part")
@@ -60,8 +62,15 @@ class VisionEncoderServicer(vision_encoder_pb2_grpc.VisionEncoderServiceServicer
                 "OTHER_CONTENT",
                 f"this encoder has the weights {self._content.hex()}, the decoder has {request.content.hex()}",
             )
+        if request.numerics not in ("", self._numerics):
+            raise NotFound(
+                "OTHER_NUMERICS",
+                f"this encoder computes in {self._numerics!r}, embeddings of {request.numerics!r} are asked for",
+            )
         retain_s = request.retention.seconds + request.retention.nanos / 1e9
-        made = await self._encoder.encode(request.media, retain_s, request.content)
+        made = await self._encoder.encode(
+            request.media, retain_s, request.content, request.numerics
+        )
         log.debug(
             "encoded",
             digest=request.media.digest.hex(),

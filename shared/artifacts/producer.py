@@ -35,14 +35,25 @@ class Producer:
     instance_id: str
 
     @asynccontextmanager
-    async def serving(self, service: str, part: ServedPart) -> AsyncIterator[None]:
-        """Serves the artifacts and what was added to the server, in the registry as `service`, until the block ends."""
+    async def serving(
+        self, service: str, part: ServedPart, numerics: str = ""
+    ) -> AsyncIterator[None]:
+        """Serves the artifacts and what was added to the server, in the registry as `service` of these numerics, until
+        the block ends."""
         register = artifact_pb2_grpc.add_ArtifactServiceServicer_to_server
         self.server.add(SERVICE_NAME, register, ArtifactServicer(self.store))
         await self.server.ready()
         address = self.server.address
-        said = part.to_json()
-        async with Announcement(self.redis, self.keys, service, self.instance_id, address, said):
+        announcement = Announcement(
+            self.redis,
+            self.keys,
+            service,
+            self.instance_id,
+            address,
+            part.to_json(),
+            numerics=numerics,
+        )
+        async with announcement:
             yield
         log.info("draining")
         await self.server.not_ready()

@@ -21,8 +21,6 @@ from shared.settings import bare_environment
 log = structlog.get_logger(__name__)
 
 _START_S = 60.0
-# For one that has closed its end, or has been killed, until the kernel has ended it.
-_END_S = 10.0
 _BUFFER_BYTES = 1 << 20  # a conversation goes over in one piece; the system may allow less
 _PIECE_BYTES = 1 << 20
 
@@ -105,7 +103,7 @@ class Process:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._process.kill()
         try:
-            self._process.wait(_END_S)
+            self._process.wait(self._work.end_s)
         except subprocess.TimeoutExpired:
             log.warning("confined process does not end", work=self._work.what, pid=self.pid)
         self._socket.close()
@@ -154,7 +152,7 @@ class Process:
     def _status(self) -> int | None:
         """Its exit status, once it has closed its end; None where it goes on without."""
         try:
-            return self._process.wait(_END_S)
+            return self._process.wait(self._work.end_s)
         except subprocess.TimeoutExpired:
             return None
 

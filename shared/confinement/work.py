@@ -26,3 +26,5 @@ class Work:
     # Of real time from a job to the end of its answer, for one that waits: nothing in a job can. On a busy machine
     # processor time takes longer.
     real_s: float = 60.0
+    # For a process that has closed its end, or has been killed, until the kernel has ended it.
+    end_s: float = 10.0

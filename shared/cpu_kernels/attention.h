@@ -1,287 +1,207 @@
-// Attention over a paged cache.
-//
-// Sixteen tokens of one head are a page, laid out as the products want it: keys as a panel of 16
-// columns (for every unit of the head the keys side by side), then values as rows of units (two
-// neighbouring keys make a unit in bfloat16). So both products are the same small kernel as a
-// linear layer's. A block of the cache is one page or several, a page one vector of keys or several.
-//
-// Queries walk over the keys in tiles of fixed places with a running maximum (Milakov and
-// Gimelshein, 2018; Dao et al., 2022): what a query adds up, and in which order, depends on its own
-// position alone.
+// Attention over a paged cache (`pages.h`): scores, their softmax (`attention_call.h`) and sums of values, strip by
+// strip of keys, by vectors or by tiles.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
+#include "attention_call.h"
+#include "lines.h"
 #include "pool.h"
-#include "vectors.h"
+#include "tile_attention.h"
+#include "tile_linear.h"
+#include "vector_attention.h"
 
 namespace tessera {
 
-constexpr int PAGE = 16;  // keys: whole vectors of every instruction set
-constexpr int TILE = 128;  // keys of one step of the running maximum
-constexpr int TILE_PAGES = TILE / PAGE, TILE_VECTORS = TILE / LANES;
-constexpr int PAGE_VECTORS = PAGE / LANES;
-// Values of one pass: as many sums as a tile of a linear layer has.
-constexpr int VALUE_ROWS = 6, VALUE_VECTORS = 2 * TILE_ROWS / VALUE_ROWS;
+constexpr int64_t ATTENTION_TILES_FROM = 6;  // rows of a task: of fewer the same sums come as fast by vectors
 
-// One layer's cache: [blocks, kv heads, pages of a block, keys then values, PAGE * size] elements.
-struct Cache {
-    void* base;
-    int64_t pages;  // of a block
-    int64_t heads;
-    int64_t size;  // of a head, in whole vectors: what is beyond `real` is zero
-    int64_t real;
+// A token's query of one head.
+template <class T>
+struct QueryRow {
+    const typename T::Element* query;
+    typename T::Element* out;
+    int64_t position, head;
 };
 
-template <class T>
-static inline typename T::Element* page_of(const Cache& cache, int64_t block, int64_t page,
-                                           int64_t head) {
-    const int64_t pages = (block * cache.heads + head) * cache.pages + page;
-    return (typename T::Element*)cache.base + pages * 2 * PAGE * cache.size;
-}
-
-// The page that holds a slot (block * block size + place).
-template <class T>
-static inline typename T::Element* page_at(const Cache& cache, int64_t slot, int64_t head) {
-    const int64_t page = slot / PAGE;
-    return page_of<T>(cache, page / cache.pages, page % cache.pages, head);
-}
-
-// Where element `d` of key `token` lies in its page; value `token` after all keys.
-template <class T>
-static inline int64_t key_place(int64_t token, int64_t d) {
-    constexpr int P = T::PER_UNIT;
-    return (d / P * PAGE + token) * P + d % P;
-}
-
-template <class T>
-static inline int64_t value_place(int64_t token, int64_t d, int64_t size) {
-    constexpr int P = T::PER_UNIT;
-    return PAGE * size + (token / P * size + d) * P + token % P;
-}
-
-struct Attention {
-    const void* q;       // [tokens, q heads, real size], rows q_stride elements apart
-    void* out;           // [tokens, q heads, real size]
-    int64_t q_stride, out_stride;
-    const int32_t* table;  // [rows, table_stride]
-    int64_t table_stride;
-    // Five numbers each: row, first token in the batch, tokens, position of the first, and how many
-    // keys all of them see: 0 where each sees those up to its own.
-    const int32_t* tasks;
-    int64_t num_tasks;
-    int64_t q_heads;
-    float scale, softcap;  // softcap 0: none
-    int64_t window;        // 0: none
-    const float* sinks;    // [q heads] or null
-};
-
-// What one thread needs for a task; kept from call to call. Queries and weights are words.
-template <class T>
+// What one thread needs for a task; kept from call to call.
+template <class T, class P>
 struct Workspace {
-    std::vector<int32_t> queries, weights;
-    std::vector<float> scores, mixed, highest, total;
-
-    void fit(int64_t rows, int64_t size) {
-        queries.resize(rows * words(size));
-        weights.resize(rows * words(TILE));
-        scores.resize(rows * TILE);
-        mixed.resize(rows * size);
-        highest.resize(rows);
-        total.resize(rows);
-    }
-
-    static constexpr int64_t words(int64_t elements) { return elements / T::PER_UNIT * T::PARTS; }
+    Lines<typename P::Word> queries, weights, lone_weights;
+    Lines<float> scores, sums, lone_sums, highest, totals;
+    Lines<typename T::Element> pages;
+    std::vector<QueryRow<T>> rows;
 };
 
-// scores[R][2 vectors] of two neighbouring vectors of keys (or one twice).
-template <class T, int R>
-static inline void score(const int32_t* queries, int64_t size, const int32_t* first,
-                         const int32_t* second, float* scores) {
-    const int64_t units = size / T::PER_UNIT, stride = units * T::PARTS;
-    floats left[R] = {}, right[R] = {};
-    for (int64_t u = 0; u < units; u++) {
-#pragma GCC unroll 2
-        for (int part = 0; part < T::PARTS; part++) {
-            const ints a = T::column(load<ints>(first + u * PAGE), part);
-            const ints b = T::column(load<ints>(second + u * PAGE), part);
-#pragma GCC unroll 12
-            for (int r = 0; r < R; r++) {
-                const int32_t word = queries[r * stride + u * T::PARTS + part];
-                left[r] = T::dot(left[r], a, word);
-                right[r] = T::dot(right[r], b, word);
-            }
-        }
-    }
-    for (int r = 0; r < R; r++) {
-        store(scores + r * TILE, left[r]);
-        store(scores + r * TILE + LANES, right[r]);
-    }
-}
-
-template <class T, int R>
-static inline void score_some(int rows, const int32_t* queries, int64_t size, const int32_t* first,
-                              const int32_t* second, float* scores) {
-    if constexpr (R > 0) {
-        if (rows == R) return score<T, R>(queries, size, first, second, scores);
-        score_some<T, R - 1>(rows, queries, size, first, second, scores);
-    }
-}
-
-// mixed[R][C vectors] += weights[R][keys] times values[keys][C vectors].
-template <class T, int R, int C>
-static inline void mix(const int32_t* weights, const int32_t* const* values, int pages,
-                       int64_t size, int64_t column, float* mixed) {
-    constexpr int64_t UNITS = PAGE / T::PER_UNIT, WORDS = UNITS * T::PARTS;
-    floats acc[R][C];
-    for (int r = 0; r < R; r++)
-        for (int c = 0; c < C; c++) acc[r][c] = load<floats>(mixed + r * size + c * LANES);
-    for (int page = 0; page < pages; page++) {
-        const int32_t* v = values[page] + column;
-        const int32_t* w = weights + page * WORDS;
-        for (int64_t u = 0; u < UNITS; u++) {
-#pragma GCC unroll 2
-            for (int part = 0; part < T::PARTS; part++) {
-                ints columns[C];
-#pragma GCC unroll 4
-                for (int c = 0; c < C; c++)
-                    columns[c] = T::column(load<ints>(v + u * size + c * LANES), part);
-#pragma GCC unroll 6
-                for (int r = 0; r < R; r++) {
-                    const int32_t word = w[r * TILE_PAGES * WORDS + u * T::PARTS + part];
-#pragma GCC unroll 4
-                    for (int c = 0; c < C; c++) acc[r][c] = T::dot(acc[r][c], columns[c], word);
-                }
-            }
-        }
-    }
-    for (int r = 0; r < R; r++)
-        for (int c = 0; c < C; c++) store(mixed + r * size + c * LANES, acc[r][c]);
-}
-
-template <class T, int R, int C>
-static inline void mix_some(int rows, const int32_t* weights, const int32_t* const* values,
-                            int pages, int64_t size, int64_t column, float* mixed) {
-    if constexpr (R > 0) {
-        if (rows == R) return mix<T, R, C>(weights, values, pages, size, column, mixed);
-        mix_some<T, R - 1, C>(rows, weights, values, pages, size, column, mixed);
-    }
-}
-
-// Turns a row's scores of one tile into weights; returns what older sums are to be scaled by.
+// Whether a page's values are all finite numbers.
 template <class T>
-static inline float soften(const float* scores, int seen_from, int seen_to, int vectors,
-                           const Attention& call, float* highest, float* total,
-                           int32_t* weights) {
-    const floats never = broadcast(-INFINITY);
-    floats kept[TILE_VECTORS], best = never;
-    for (int i = 0; i < vectors; i++) {
-        floats s = load<floats>(scores + i * LANES) * call.scale;
-        if (call.softcap > 0) {
-            const floats e = exp(-2.0f * max(s, -s) / call.softcap);
-            const floats t = (1.0f - e) / (1.0f + e) * call.softcap;
-            s = s < 0.0f ? -t : t;
-        }
-        const ints place = LANE + i * LANES;
-        s = (place >= seen_from) & (place < seen_to) ? s : never;
-        kept[i] = s;
-        best = max(best, s);
+static inline bool is_finite(const void* page, int64_t size) {
+    const ints exponent = broadcast_int(0x7f800000);
+    const auto* values = (const typename T::Element*)page + PAGE * size;
+    ints strange = {};
+    for (int64_t i = 0; i < PAGE * size; i += LANES * T::PER_UNIT) {
+        const ints units = load<ints>(values + i);
+        strange |= (units & exponent) == exponent;
+        if (T::PER_UNIT == 2) strange |= ((units << 16) & exponent) == exponent;
     }
-    const float before = *highest;
-    const float now = std::max(before, largest(best));
-    floats added = {};
-    for (int i = 0; i < vectors; i++) {
-        const floats e = exp(kept[i] - now);
-        T::put(weights, i * LANES, e);
-        added = added + e;
-    }
-    const float factor = exp(broadcast(before - now))[0];
-    *total = *total * factor + sum(added);
-    *highest = now;
-    return factor;
+    for (int i = 0; i < LANES; i++)
+        if (strange[i]) return false;
+    return true;
 }
 
-template <class T>
-static void attend(const Attention& call, const Cache& cache, const int32_t* task, int64_t head,
-                   Workspace<T>& space) {
+// The rows of one task that share a head of keys, in groups of like size. P: what multiplies them.
+template <class T, class P>
+class TaskAttention {
     typedef typename T::Element Element;
-    const int64_t row = task[0], token = task[1], tokens = task[2], position = task[3];
-    const int64_t all = task[4];
-    const int64_t size = cache.size, real = cache.real;
-    const int64_t share = call.q_heads / cache.heads, rows = tokens * share;
-    space.fit(rows, size);
-    const int64_t words = space.words(size), tile_words = space.words(TILE);
-    std::vector<Element> padded(size);
-    for (int64_t r = 0; r < rows; r++) {
-        const Element* q = (const Element*)call.q + (token + r / share) * call.q_stride +
-                           (head * share + r % share) * real;
-        std::memcpy(padded.data(), q, real * sizeof(Element));
-        to_words<T>(padded.data(), size, space.queries.data() + r * words);
-        space.highest[r] = call.sinks ? call.sinks[head * share + r % share] : -1e30f;
-        space.total[r] = call.sinks ? 1.0f : 0.0f;
+    typedef typename P::Word Word;
+    static constexpr int64_t GROUP_ROWS = (P::MOST_ROWS + LANES - 1) / LANES * LANES;
+
+public:
+    TaskAttention(const Attention& call, const Cache& cache, const int32_t* task, int64_t head, Workspace<T, P>& space)
+        : call_(call), cache_(cache), head_(head), size_(cache.size), table_(call.table + task[0] * call.table_stride),
+          tokens_(task[2]), position_(task[3]), all_(task[4]), rows_(tokens_ * call.q_heads / cache.heads),
+          groups_((rows_ + P::MOST_ROWS - 1) / P::MOST_ROWS), each_(P::group_rows(rows_, groups_)), space_(space),
+          products_(each_, size_) {
+        weights_ = space.weights.fit(each_ * P::words(STRIP));
+        scores_ = space.scores.fit(each_ * STRIP);
+        sums_ = space.sums.fit(groups_ * each_ * size_);
+        std::fill_n(sums_, groups_ * each_ * size_, 0.0f);
+        gather(task[1]);
     }
-    std::fill(space.mixed.begin(), space.mixed.begin() + rows * size, 0.0f);
-    const int32_t* table = call.table + row * call.table_stride;
-    const int64_t keys = all ? all : position + tokens;
-    const int64_t oldest = call.window ? std::max<int64_t>(0, position - call.window + 1) : 0;
-    for (int64_t tile = oldest / TILE * TILE; tile < keys; tile += TILE) {
-        const int pages = (int)std::min<int64_t>(TILE_PAGES, (keys - tile + PAGE - 1) / PAGE);
-        const int vectors = pages * PAGE_VECTORS;
-        const int32_t *keys_of[TILE_VECTORS], *values[TILE_PAGES];
-        for (int p = 0; p < pages; p++) {
-            const int64_t number = tile / PAGE + p;
-            const Element* page =
-                page_of<T>(cache, table[number / cache.pages], number % cache.pages, head);
-            for (int i = 0; i < PAGE_VECTORS; i++)
-                keys_of[p * PAGE_VECTORS + i] = (const int32_t*)page + i * LANES;
-            values[p] = (const int32_t*)(page + PAGE * size);
+
+    void run() {
+        const int64_t keys = all_ ? all_ : position_ + tokens_;
+        const int64_t oldest = call_.window ? std::max<int64_t>(0, position_ - call_.window + 1) : 0;
+        find_pages(oldest / STRIP, keys, next_);
+        for (int64_t strip = oldest / STRIP * STRIP; strip < keys; strip += STRIP) {
+            std::copy_n(next_, STRIP_PAGES, pages_);
+            find_pages(strip / STRIP + 1, keys, next_);
+            count_ = (int)std::min<int64_t>(STRIP_PAGES, (keys - strip + PAGE - 1) / PAGE);
+            const bool finite = is_safe(strip);
+            products_.prepare(pages_, count_, next_);
+            for (int64_t group = 0; group < groups_; group++) add(strip, group, finite);
         }
-        // Groups of like size: a last one of one row would cost as much as one of many.
-        const int64_t score_groups = (rows + TILE_ROWS - 1) / TILE_ROWS;
-        for (int64_t group = 0; group < score_groups; group++) {
-            const int64_t r = rows * group / score_groups;
-            const int count = (int)(rows * (group + 1) / score_groups - r);
-            for (int i = 0; i < vectors; i += 2)
-                score_some<T, TILE_ROWS>(count, space.queries.data() + r * words, size, keys_of[i],
-                                         keys_of[std::min(i + 1, vectors - 1)],
-                                         space.scores.data() + r * TILE + i * LANES);
+        write();
+    }
+
+private:
+    // Copies queries, each padded with zeros.
+    void gather(int64_t token) {
+        const int64_t share = call_.q_heads / cache_.heads, real = cache_.real;
+        auto& rows = space_.rows;
+        rows.clear();
+        for (int64_t t = 0; t < tokens_; t++)
+            for (int64_t h = head_ * share; h < (head_ + 1) * share; h++)
+                rows.push_back({(const Element*)call_.q + (token + t) * call_.q_stride + h * real,
+                                (Element*)call_.out + (token + t) * call_.out_stride + h * real, position_ + t, h});
+        queries_ = space_.queries.fit(groups_ * each_ * P::words(size_));
+        softmax_ = {space_.highest.fit(groups_ * GROUP_ROWS), space_.totals.fit(groups_ * each_ * PAGE)};
+        std::fill_n(softmax_.totals, groups_ * each_ * PAGE, 0.0f);
+        std::vector<Element> padded(size_);
+        for (int64_t group = 0; group < groups_; group++)
+            for (int64_t i = 0, r = group * each_; i < rows_of(group); i++, r++) {
+                const Element* query = rows[r].query;
+                if (real < size_) query = std::copy_n(query, real, padded.data()) - real;
+                P::put_query(query, size_, queries_ + r * P::words(size_));
+                const float* sink = call_.sinks ? call_.sinks + rows[r].head : nullptr;
+                softmax_.highest[group * GROUP_ROWS + i] = sink ? *sink * LOG2_E : -1e30f;
+                softmax_.totals[r * PAGE] = sink ? 1.0f : 0.0f;
+            }
+    }
+
+    int rows_of(int64_t group) const { return (int)std::min(each_, rows_ - group * each_); }
+
+    // The pages of strip `number`, null where there are none.
+    void find_pages(int64_t number, int64_t keys, const void** pages) const {
+        for (int64_t p = number * STRIP_PAGES; p < (number + 1) * STRIP_PAGES; p++)
+            *pages++ = p * PAGE < keys ? page_of<T>(cache_, table_[p / cache_.pages], p % cache_.pages, head_) : nullptr;
+    }
+
+    // False where a page that some row sees in part only has values that are no finite numbers: a weight of zero does
+    // not take those away.
+    bool is_safe(int64_t strip) const {
+        const Seen last(call_, position_ + tokens_ - 1, all_, strip), first(call_, position_, all_, strip);
+        for (int p = 0; p < count_; p++) {
+            const bool seen_by_all = p * PAGE >= last.from && (p + 1) * PAGE <= first.to;
+            if (!seen_by_all && !is_finite<T>(pages_[p], size_)) return false;
         }
-        for (int64_t r = 0; r < rows; r++) {
-            const int64_t place = position + r / share;
-            const int64_t from = call.window ? place - call.window + 1 - tile : 0;
-            const float factor = soften<T>(
-                space.scores.data() + r * TILE, (int)std::max<int64_t>(0, from),
-                (int)std::min<int64_t>(TILE, (all ? all : place + 1) - tile), vectors, call,
-                &space.highest[r], &space.total[r], space.weights.data() + r * tile_words);
-            if (factor != 1.0f)
-                for (int64_t d = 0; d < size; d++) space.mixed[r * size + d] *= factor;
+        return true;
+    }
+
+    // Adds a strip's values to the sums of a group.
+    void add(int64_t strip, int64_t group, bool finite) {
+        const int64_t first = group * each_;
+        const int rows = rows_of(group);
+        const int weighed = (count_ * PAGE + P::KEYS - 1) / P::KEYS * P::KEYS;
+        float* sums = sums_ + first * size_;
+        Seen seen[P::MOST_ROWS];
+        for (int r = 0; r < rows; r++) seen[r] = Seen(call_, space_.rows[first + r].position, all_, strip);
+        products_.score(queries_ + first * P::words(size_), rows, scores_, group == 0);
+        alignas(64) float factors[GROUP_ROWS];
+        const Softmax softmax{softmax_.highest + group * GROUP_ROWS, softmax_.totals + first * PAGE};
+        soften<P>(call_, rows, seen, weighed, scores_, softmax, factors, weights_);
+        for (int r = 0; r < rows; r++)
+            if (factors[r] != 1.0f)
+                for (float *sum = sums + r * size_, *end = sum + size_; sum < end; sum += LANES)
+                    store(sum, load<floats>(sum) * factors[r]);
+        if (finite) return products_.mix(weights_, rows, sums, group == 0);
+        for (int r = 0; r < rows; r++) mix_alone(seen[r], weights_ + r * P::words(STRIP), sums + r * size_);
+        products_.prepare(pages_, count_, next_);
+    }
+
+    // Of one row, over copies of the strip's pages in which the values of keys that it does not see are zero.
+    void mix_alone(Seen seen, const Word* weights, float* to) {
+        const int64_t elements = 2 * PAGE * size_;
+        Element* copies = space_.pages.fit(count_ * elements);
+        const void* pages[STRIP_PAGES];
+        for (int p = 0; p < count_; p++) {
+            Element* copy = copies + p * elements;
+            std::copy_n((const Element*)pages_[p], elements, copy);
+            for (int token = 0; token < PAGE; token++)
+                if (p * PAGE + token < seen.from || p * PAGE + token >= seen.to)
+                    for (int64_t d = 0; d < size_; d++) copy[value_place<T>(token, d, size_)] = 0;
+            pages[p] = copy;
         }
-        const int64_t value_groups = (rows + VALUE_ROWS - 1) / VALUE_ROWS;
-        for (int64_t group = 0; group < value_groups; group++) {
-            const int64_t r = rows * group / value_groups;
-            const int count = (int)(rows * (group + 1) / value_groups - r);
-            const int32_t* weights = space.weights.data() + r * tile_words;
-            float* mixed = space.mixed.data() + r * size;
-            constexpr int WIDTH = VALUE_VECTORS * LANES;
-            int64_t d = 0;
-            for (; d + WIDTH <= size; d += WIDTH)
-                mix_some<T, VALUE_ROWS, VALUE_VECTORS>(count, weights, values, pages, size, d,
-                                                       mixed + d);
-            for (; d < size; d += LANES)
-                mix_some<T, VALUE_ROWS, 1>(count, weights, values, pages, size, d, mixed + d);
+        Word* lone_weights = space_.lone_weights.fit(each_ * P::words(STRIP));
+        float* lone_sums = space_.lone_sums.fit(each_ * size_);
+        std::copy_n(weights, P::words(STRIP), lone_weights);
+        std::copy_n(to, size_, lone_sums);
+        products_.prepare(pages, count_, nullptr);
+        products_.mix(lone_weights, 1, lone_sums, false);
+        std::copy_n(lone_sums, size_, to);
+    }
+
+    void write() const {
+        for (int64_t r = 0; r < rows_; r++) {
+            const float* from = sums_ + r * size_;
+            const float inverse = 1.0f / sum_of(softmax_.totals + r * PAGE);
+            for (int64_t d = 0; d < cache_.real; d += LANES)
+                write_some<T>(space_.rows[r].out + d, load<floats>(from + d) * inverse,
+                              (int)std::min<int64_t>(LANES, cache_.real - d));
         }
     }
-    for (int64_t r = 0; r < rows; r++) {
-        Element* to = (Element*)call.out + (token + r / share) * call.out_stride +
-                      (head * share + r % share) * real;
-        const float* from = space.mixed.data() + r * size;
-        const float inverse = 1.0f / space.total[r];
-        for (int64_t d = 0; d < real; d += LANES)
-            write_some<T>(to + d, load<floats>(from + d) * inverse,
-                          (int)std::min<int64_t>(LANES, real - d));
-    }
+
+    const Attention& call_;
+    const Cache& cache_;
+    const int64_t head_, size_;
+    const int32_t* table_;
+    const int64_t tokens_, position_, all_, rows_;
+    const int64_t groups_, each_;  // of rows: how many, and how many have each but the last
+    Workspace<T, P>& space_;
+    P products_;
+    Word *queries_, *weights_;  // of all groups; of a group and strip
+    float *scores_, *sums_;     // of a group and strip; of all groups
+    Softmax softmax_;           // of all groups, maxima GROUP_ROWS apart
+    const void *pages_[STRIP_PAGES], *next_[STRIP_PAGES];  // of a strip, of the one after it
+    int count_ = 0;  // of pages
+};
+
+template <class T, class P>
+static void attend(const Attention& call, const Cache& cache, const int32_t* task, int64_t head) {
+    static thread_local Workspace<T, P> space;
+    const DenormalsAreZero<T> flushed;
+    TaskAttention<T, P>(call, cache, task, head, space).run();
 }
 
 template <class T>
@@ -292,11 +212,17 @@ struct AttentionRegion {
 
 template <class T>
 static void attention_tile(void* context, int tile) {
-    const auto& region = *(const AttentionRegion<T>*)context;
-    static thread_local Workspace<T> space;
-    // Tasks of one row stay next to each other, because they share its keys.
-    const int64_t task = tile / region.cache->heads, head = tile % region.cache->heads;
-    attend<T>(*region.call, *region.cache, region.call->tasks + 5 * task, head, space);
+    const auto& call = *((const AttentionRegion<T>*)context)->call;
+    const auto& cache = *((const AttentionRegion<T>*)context)->cache;
+    // All tasks of one head, then those of the next: tasks of a row share its keys, which fit in a core's own cache.
+    const int64_t head = tile / call.num_tasks;
+    const int32_t* task = call.tasks + 5 * (tile % call.num_tasks);
+#if defined(__AMX_BF16__)
+    if constexpr (TILES_MULTIPLY<T>)
+        if (task[2] * call.q_heads / cache.heads >= ATTENTION_TILES_FROM)
+            return attend<T, AttentionByTiles>(call, cache, task, head);
+#endif
+    attend<T, AttentionByVectors<T>>(call, cache, task, head);
 }
 
 template <class T>

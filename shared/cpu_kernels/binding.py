@@ -3,15 +3,15 @@
 import ctypes
 import functools
 import os
-import subprocess
 import threading
 from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_void_p
 
 import structlog
 
-from shared.cpu_kernels import build
+from shared.cpu_kernels import choice, compiling, trial
+from shared.cpu_kernels.instruction_sets import InstructionSet
 from shared.errors import InvalidRequest
-from shared.settings import cpu_instructions
+from shared.settings import cpu_arithmetic_is_portable, cpu_instructions, cpu_trial_folder
 
 log = structlog.get_logger(__name__)
 
@@ -26,7 +26,7 @@ SAME, WIDE, LARGEST = 0, 1, 2
 class Sizes(Structure):
     """See `kernels.cpp`."""
 
-    _fields_ = (("lanes", c_int32), ("panel", c_int32), ("page", c_int32))
+    _fields_ = (("lanes", c_int32), ("panel", c_int32), ("page", c_int32), ("step", c_int32))
 
 
 class Linear(Structure):
@@ -138,18 +138,22 @@ class Kernels:
     """The functions of `kernels.cpp`, with a pool of `threads`; one object for each process.
 
     lanes: float32 in a vector; panel: columns of a packed weight that lie together; page: tokens of
-    the cache that lie together, a block being one page or several. The library says them: they follow
-    from its instruction set.
+    the cache that lie together, a block being one page or several; step: inputs of a packed bfloat16
+    weight are a multiple of it. The library says them: they follow from its instruction set.
     """
 
-    def __init__(self, library: ctypes.CDLL, name: str, threads: int) -> None:
-        self.name = name  # of the instruction set
+    def __init__(self, library: ctypes.CDLL, known: InstructionSet, threads: int) -> None:
+        self.name = known.name  # of the instruction set
+        self.portable = known.portable
+        self.arithmetic = known.arithmetic  # what its bits depend on
+        self.why = ""  # it was chosen
         self.threads = threads
         library.tessera_sizes.restype = Sizes
         sizes = library.tessera_sizes()
         self.lanes: int = sizes.lanes
         self.panel: int = sizes.panel
         self.page: int = sizes.page
+        self.step: int = sizes.step
         self.pack = _declare(
             library.tessera_pack, c_int, c_void_p, c_int64, c_int64, c_int, c_void_p
         )
@@ -198,38 +202,55 @@ class Kernels:
 
 @functools.lru_cache(maxsize=1)  # one pool of threads for each process
 def load_kernels(threads: int) -> Kernels | None:
-    """The kernels for this machine, compiled if need be; None, with a line in the log, if not.
+    """The best kernels for this machine, compiled and tried if need be; None, with a line in the log, if not.
 
-    Raises InvalidRequest if TESSERA_CPU_INSTRUCTIONS names what this machine does not have.
+    Raises InvalidRequest if TESSERA_CPU_INSTRUCTIONS names what this machine does not have, and where there are none
+    for portable arithmetic (TESSERA_CPU_ARITHMETIC).
     """
-    asked = cpu_instructions()
+    asked, portable = cpu_instructions(), cpu_arithmetic_is_portable()
+    if compiling.compiler() and (missing := choice.uncompiled(asked, portable=portable)):
+        log.info("compiling CPU kernels, once", instructions=missing)
     try:
-        known = build.choose(asked)
+        chosen = choice.choose(asked, cpu_trial_folder(), portable=portable)
     except ValueError as error:
         raise InvalidRequest("UNSUPPORTED_INSTRUCTIONS", str(error)) from None
-    if known is None:
-        log.info("no CPU kernels: torch does their work", asked=asked)
-        return None
-    try:
-        return open_kernels(known, threads)
-    except subprocess.CalledProcessError as error:
-        problem = str(error.stderr).strip().splitlines()[:1] or [str(error)]
-        log.warning("CPU kernels do not compile: torch does their work", error=problem[0])
-    except OSError as error:
-        log.warning("no CPU kernels: torch does their work", error=str(error))
+    for warning in chosen.warnings:
+        log.warning("CPU kernels", problem=warning)
+    for known in chosen.sets:
+        try:
+            kernels = open_kernels(known, threads)
+        except OSError as error:
+            if asked:
+                problem = f"CPU instructions {asked!r}: {error}"
+                raise InvalidRequest("UNSUPPORTED_INSTRUCTIONS", problem) from None
+            log.warning("CPU kernels", problem=f"{known.name} is passed over: {error}")
+            continue
+        kernels.why = chosen.why if known is chosen.sets[0] else "what is better cannot be opened"
+        return kernels
+    if portable:
+        raise InvalidRequest(
+            "UNSUPPORTED_ARITHMETIC",
+            f"portable arithmetic needs the CPU kernels, and there are none ({chosen.why}); leave --cpu-arithmetic away"
+            " or install a C++ compiler",
+        )
+    tell = log.info if asked == "none" else log.warning
+    tell("no CPU kernels: torch does their work", why=chosen.why)
     return None
 
 
-def open_kernels(known: build.InstructionSet, threads: int) -> Kernels:
+def open_kernels(known: InstructionSet, threads: int) -> Kernels:
     """Those of one instruction set, compiled if need be; the library's pool has `threads` from now on.
 
-    Raises OSError or CalledProcessError where they cannot be compiled or loaded.
+    Raises CalledProcessError where they cannot be compiled, OSError where they cannot be loaded or this process may not
+    use them.
     """
-    path = build.find(known)
+    path = compiling.find(known)
     if path is None:
-        log.info("compiling CPU kernels, once", instructions=known.name)
-        path = build.compile_library(known)
-    return Kernels(ctypes.CDLL(str(path)), known.name, threads)
+        path = compiling.compile_library(known)
+    library = ctypes.CDLL(str(path))
+    if problem := trial.refusal(library.tessera_admit()):
+        raise PermissionError(problem)
+    return Kernels(library, known, threads)
 
 
 def _declare(function: "ctypes._NamedFuncPointer", *arguments: type) -> "ctypes._NamedFuncPointer":

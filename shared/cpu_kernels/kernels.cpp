@@ -3,6 +3,7 @@
 //
 // `type` is 0 for float32 and 1 for bfloat16 everywhere.
 
+#include "admission.h"
 #include "attention.h"
 #include "layer.h"
 #include "linear.h"
@@ -49,12 +50,15 @@ void over_rows(int64_t count, int64_t bytes_each, Body body) {
 extern "C" {
 
 // What the layouts of weights and cache are made of in this instruction set; see `vectors.h`,
-// `linear.h`, `attention.h`.
+// `linear.h`, `attention.h`. step: inputs of a packed bfloat16 weight are a multiple of it.
 struct Sizes {
-    int32_t lanes, panel, page;
+    int32_t lanes, panel, page, step;
 };
 
-Sizes tessera_sizes() { return {LANES, PANEL, PAGE}; }
+Sizes tessera_sizes() { return {LANES, PANEL, PAGE, IN_STEPS<BFloat16> ? (int32_t)STEP : BFloat16::PER_UNIT}; }
+
+// An `Admission`; every process that computes has to ask, before its first call of a kernel.
+int tessera_admit() { return admit(); }
 
 // Begins anew with this many threads, the caller's included.
 void tessera_start(int threads) {
@@ -66,6 +70,13 @@ void tessera_pack(int type, const void* weight, int64_t outputs, int64_t inputs,
                   void* panels) {
     TYPED(type, pack<T>(*pool, (const T::Element*)weight, outputs, inputs, epilogue,
                         (T::Element*)panels));
+}
+
+// y = x w^T in bfloat16, all of it contiguous, for one that has no `Linear` to pass: `trial_process.py`.
+void tessera_try_linear(const void* panels, int64_t inputs, int64_t outputs, const void* x, void* y,
+                        int64_t rows) {
+    const Linear layer = {(const int32_t*)panels, nullptr, inputs, outputs, PLAIN, SAME};
+    linear<BFloat16>(*pool, layer, (const BFloat16::Element*)x, inputs, y, outputs, rows);
 }
 
 // y: rows of the layer's outputs, or one `Largest` for each row; see `Result`.

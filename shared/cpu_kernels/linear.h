@@ -2,7 +2,8 @@
 //
 // A packed weight is a row of panels, each of two vectors of columns (outputs): for every unit of
 // the inputs the columns' units side by side, so that one row reads memory in one stream, and a tile
-// of rows keeps its sums in registers. Each output is one sum over the inputs in their order.
+// of rows keeps its sums in registers. Each output is one sum over the inputs in their order, or in steps
+// (`pairs.h`).
 //
 // Where there are more rows than a tile or a few have, a panel is taken in blocks of inputs that stay in a
 // core's own cache while all rows pass: between blocks the sums are kept in memory, unrounded.
@@ -12,89 +13,21 @@
 #include <cmath>
 #include <vector>
 
-#include "activations.h"
+#include "linear_call.h"
 #include "pool.h"
-#include "vectors.h"
+#include "tile_linear.h"
 
 namespace tessera {
 
-constexpr int PANEL = 2 * LANES;  // columns
 // Words of each column in a block: with the rows of a tile they fill most of the second cache (three
 // quarters of 512 KiB for AVX2, of 1 MiB for AVX-512). Smaller blocks were slower (benchmarks/README.md).
 constexpr int64_t BLOCK = 6144;
 constexpr int WIDEN_TILES = 4;  // of rows: with more it pays to widen a block before they pass
 constexpr int AHEAD_WORDS = 512;  // how far ahead of the sums weights are asked for
 
-// What is done with a sum: nothing, gating (SwiGLU), or an activation (`activations.h`).
-enum Epilogue { PLAIN = 0, SWIGLU = 1, GELU = 2, GELU_TANH = 3, QUICK_GELU = 4 };
-enum Result { SAME = 0, WIDE = 1, LARGEST = 2 };
-
-static inline floats activate(int epilogue, floats x) {
-    switch (epilogue) {
-        case GELU: return gelu(x);
-        case GELU_TANH: return gelu_tanh(x);
-        case QUICK_GELU: return quick_gelu(x);
-        default: return x;
-    }
-}
-
-struct Linear {
-    const int32_t* panels;
-    const float* bias;  // one for each column of the panels, or null
-    int64_t inputs;     // elements of a row of x; whole units
-    int64_t outputs;    // real columns; for SWIGLU those of the result
-    int32_t epilogue;
-    int32_t result;  // in the weight's type, in float32, or of each row the largest alone
-};
-
-// The largest output of a row, the first of equals; not-a-number if there is one.
-struct Largest {
-    float value;
-    int32_t column;
-};
-
-// A row's largest so far, lane by lane.
-struct Running {
-    floats value;
-    ints column, poisoned;
-};
-
-struct LinearCall {
-    const Linear* layer;
-    const int32_t* x;  // rows of words (`vectors.h`)
-    int64_t x_stride;  // words
-    void* y;
-    int64_t y_stride;  // elements
-    int64_t rows;
-    int64_t panels, panels_each;
-    Largest* largest;  // [tiles, rows], for LARGEST
-    const int32_t* chosen;  // of the panels, ascending; null: all
-};
-
-static inline void compare(Running& best, floats v, int64_t column, int64_t outputs) {
-    const ints here = LANE + (int32_t)column;
-    const ints real = here < (int32_t)outputs;
-    best.poisoned |= (v != v) & real;
-    const ints better = (v > best.value) & real;
-    best.value = better ? v : best.value;
-    best.column = better ? here : best.column;
-}
-
-static inline Largest settle(const Running& best) {
-    Largest found = {-INFINITY, 0};
-    bool bad = false, any = false;
-    for (int i = 0; i < LANES; i++) {
-        const float v = best.value[i];
-        const int32_t column = best.column[i];
-        bad |= best.poisoned[i] != 0;
-        if (column < 0) continue;
-        if (!any || v > found.value || (v == found.value && column < found.column))
-            found = {v, column};
-        any = true;
-    }
-    if (bad) found = {NAN, -1};
-    return found;
-}
+// Rows whose sums stay in registers.
+template <class T>
+constexpr int ROWS_AT_ONCE = IN_STEPS<T> ? STEP_ROWS : TILE_ROWS;
 
 // Adds the products of `units` of a panel with R rows of words.
 template <class T, int R>
@@ -113,43 +46,6 @@ static inline void add_products(const int32_t* w, const int32_t* x, int64_t stri
                 right[r] = T::dot(right[r], b, word);
             }
         }
-    }
-}
-
-// Writes the two vectors of sums of one row and panel, with bias, gate or activation.
-template <class T>
-static inline void finish(const LinearCall& call, int64_t panel, int64_t row, floats a, floats b,
-                          Running* best) {
-    const Linear& layer = *call.layer;
-    if (layer.bias) {
-        a = a + load<floats>(layer.bias + panel * PANEL);
-        b = b + load<floats>(layer.bias + panel * PANEL + LANES);
-    }
-    if (layer.epilogue == SWIGLU) {
-        // Gates in the left half of a panel, what they gate in the right one.
-        const int64_t column = panel * LANES;
-        const floats gated = a / (exp(-a) + 1.0f) * b;
-        const int count = (int)std::min<int64_t>(LANES, layer.outputs - column);
-        auto* y = (typename T::Element*)call.y + row * call.y_stride + column;
-        return write_some<T>(y, gated, count);
-    }
-    a = activate(layer.epilogue, a);
-    b = activate(layer.epilogue, b);
-    const int64_t column = panel * PANEL;
-    const int64_t count = layer.outputs - column;
-    if (layer.result == LARGEST) {
-        compare(best[row], a, column, layer.outputs);
-        compare(best[row], b, column + LANES, layer.outputs);
-    } else if (layer.result == WIDE) {
-        auto* y = (float*)call.y + row * call.y_stride + column;
-        write_some<Float32>(y, a, (int)std::min<int64_t>(LANES, count));
-        if (count > LANES)
-            write_some<Float32>(y + LANES, b, (int)std::min<int64_t>(LANES, count - LANES));
-    } else {
-        auto* y = (typename T::Element*)call.y + row * call.y_stride + column;
-        write_some<T>(y, a, (int)std::min<int64_t>(LANES, count));
-        if (count > LANES)
-            write_some<T>(y + LANES, b, (int)std::min<int64_t>(LANES, count - LANES));
     }
 }
 
@@ -175,7 +71,10 @@ static inline void multiply(const LinearCall& call, const Block& block, int64_t 
             right[r] = sums[2 * r + 1];
         }
     const int32_t* x = call.x + row * call.x_stride + block.first;
-    add_products<P, R>(block.units, x, call.x_stride, block.count, left, right);
+    if constexpr (IN_STEPS<T>)
+        add_steps<P, R>(block.units, x, call.x_stride, block.count, left, right);
+    else
+        add_products<P, R>(block.units, x, call.x_stride, block.count, left, right);
     for (int r = 0; r < R; r++) {
         if (block.ends) {
             finish<T>(call, block.panel, row + r, left[r], right[r], best);
@@ -198,12 +97,13 @@ static inline void multiply_some(const LinearCall& call, const Block& block, int
 // All rows of one block.
 template <class P, class T>
 static void multiply_rows(const LinearCall& call, const Block& block, Running* best) {
-    const int64_t groups = (call.rows + TILE_ROWS - 1) / TILE_ROWS;
+    constexpr int MOST = ROWS_AT_ONCE<T>;
+    const int64_t groups = (call.rows + MOST - 1) / MOST;
     for (int64_t group = 0; group < groups; group++) {
         // Groups of like size: a last one of one row would cost as much as one of many.
         const int64_t row = call.rows * group / groups;
         const int64_t end = call.rows * (group + 1) / groups;
-        multiply_some<P, T, TILE_ROWS>(call, block, row, (int)(end - row), best);
+        multiply_some<P, T, MOST>(call, block, row, (int)(end - row), best);
     }
 }
 
@@ -218,26 +118,27 @@ static void widen_units(const int32_t* units, int64_t count, int32_t* widened) {
 
 template <class T>
 static void multiply_panel(const LinearCall& call, int64_t panel, Running* best) {
-    const int64_t units = call.layer->inputs / T::PER_UNIT;
+    typedef typename VectorsOf<T>::Type V;
+    const int64_t units = whole_steps<T>(call.layer->inputs) / V::PER_UNIT;
     const int32_t* w = call.layer->panels + panel * units * PANEL;
-    if (call.rows <= (T::WIDENS ? WIDEN_TILES : 1) * TILE_ROWS)
-        return multiply_rows<T, T>(call, Block{panel, w, units, 0, nullptr, true, true}, best);
+    if (call.rows <= (V::WIDENS ? WIDEN_TILES : 1) * TILE_ROWS)
+        return multiply_rows<V, T>(call, Block{panel, w, units, 0, nullptr, true, true}, best);
     static thread_local std::vector<floats> sums;
     static thread_local std::vector<int32_t> widened;
     sums.resize(2 * call.rows);
-    widened.resize(T::WIDENS ? BLOCK * PANEL : 0);
-    const int64_t most = BLOCK / T::PARTS;
+    widened.resize(V::WIDENS ? BLOCK * PANEL : 0);
+    const int64_t most = BLOCK / V::PARTS;
     for (int64_t first = 0; first < units; first += most) {
         const int64_t count = std::min(most, units - first);
         const bool begins = first == 0, ends = first + count == units;
-        Block block{panel, w + first * PANEL, count, first * T::PARTS, sums.data(), begins, ends};
-        if constexpr (T::WIDENS) {
-            widen_units<T>(block.units, count, widened.data());
+        Block block{panel, w + first * PANEL, count, first * V::PARTS, sums.data(), begins, ends};
+        if constexpr (V::WIDENS) {
+            widen_units<V>(block.units, count, widened.data());
             block.units = widened.data();
-            block.count = count * T::PARTS;
+            block.count = count * V::PARTS;
             multiply_rows<Float32, T>(call, block, best);
         } else {
-            multiply_rows<T, T>(call, block, best);
+            multiply_rows<V, T>(call, block, best);
         }
     }
 }
@@ -250,40 +151,44 @@ static void linear_tile(void* context, int tile) {
     static thread_local std::vector<Running> best;
     if (call.largest)
         best.assign(call.rows, Running{broadcast(-INFINITY), broadcast_int(-1), ints{}});
-    for (int64_t place = first; place < last; place++)
-        multiply_panel<T>(call, call.chosen ? call.chosen[place] : place, best.data());
+    const DenormalsAreZero<T> flushed;
+    if (call.by_tiles)
+        multiply_by_tiles(call, first, last, best.data());
+    else
+        for (int64_t place = first; place < last; place++)
+            multiply_panel<T>(call, call.panel(place), best.data());
     if (call.largest)
         for (int64_t r = 0; r < call.rows; r++)
             call.largest[tile * call.rows + r] = settle(best[r]);
 }
 
-// Regions smaller than this are not worth waking other threads for: bytes of weights, or of work that
-// takes as long as reading them.
-constexpr int64_t LEAST_BYTES = 256 << 10;
-
 template <class T>
 struct Widening {
     const typename T::Element* x;
     int64_t x_stride, inputs, rows, rows_each;
-    int32_t* words;  // [rows, inputs]
+    int64_t width;   // words of a row, those beyond `inputs` zero
+    int32_t* words;  // [rows, width]
 };
 
 template <class T>
 static void widen_tile(void* context, int tile) {
     const auto& call = *(const Widening<T>*)context;
     const int64_t last = std::min(call.rows, (tile + 1) * call.rows_each);
-    for (int64_t r = tile * call.rows_each; r < last; r++)
-        to_words<T>(call.x + r * call.x_stride, call.inputs, call.words + r * call.inputs);
+    for (int64_t r = tile * call.rows_each; r < last; r++) {
+        int32_t* words = call.words + r * call.width;
+        to_words<T>(call.x + r * call.x_stride, call.inputs, words);
+        std::fill(words + call.inputs, words + call.width, 0);
+    }
 }
 
 // Widens rows of x once, not in every panel; the result is the calling thread's until its next call.
 template <class T>
 static const int32_t* widen_rows(Pool& pool, const typename T::Element* x, int64_t x_stride,
-                                 int64_t inputs, int64_t rows) {
+                                 int64_t inputs, int64_t width, int64_t rows) {
     static thread_local std::vector<int32_t> words;
-    words.resize(std::max<int64_t>(words.size(), rows * inputs));
+    words.resize(std::max<int64_t>(words.size(), rows * width));
     const int64_t each = std::max<int64_t>(1, LEAST_BYTES / 8 / inputs);
-    Widening<T> call{x, x_stride, inputs, rows, each, words.data()};
+    Widening<T> call{x, x_stride, inputs, rows, each, width, words.data()};
     pool.run((int)((rows + each - 1) / each), widen_tile<T>, &call);
     return words.data();
 }
@@ -294,21 +199,24 @@ static void linear(Pool& pool, const Linear& layer, const typename T::Element* x
                    void* y, int64_t y_stride, int64_t rows,
                    const std::vector<int32_t>* chosen = nullptr) {
     if (rows == 0) return;
+    typedef typename VectorsOf<T>::Type V;
     const int64_t width = layer.epilogue == SWIGLU ? LANES : PANEL;
-    LinearCall call{&layer, nullptr, 0, y, y_stride, rows, 0, 0, nullptr, nullptr};
-    if (T::WIDENS) {
-        call.x = widen_rows<T>(pool, x, x_stride, layer.inputs, rows);
-        call.x_stride = layer.inputs;
+    LinearCall call{&layer, nullptr, 0, y, y_stride, rows, 0, 0, nullptr, nullptr, false};
+    call.by_tiles = TILES_MULTIPLY<T> && rows >= TILES_FROM;
+    if (V::WIDENS && !call.by_tiles) {
+        call.x_stride = whole_steps<T>(layer.inputs);
+        call.x = widen_rows<V>(pool, x, x_stride, layer.inputs, call.x_stride, rows);
     } else {
         call.x = (const int32_t*)x;
         call.x_stride = x_stride / T::PER_UNIT;
+        if (call.by_tiles) call.rest = rest_of_rows((const uint16_t*)x, x_stride, layer.inputs, rows);
     }
     call.panels = (layer.outputs + width - 1) / width;
     if (chosen) {
         call.chosen = chosen->data();
         call.panels = (int64_t)chosen->size();
     }
-    const int64_t panel_bytes = layer.inputs * PANEL * sizeof(typename T::Element);
+    const int64_t panel_bytes = whole_steps<T>(layer.inputs) * PANEL * sizeof(typename T::Element);
     const int64_t work = panel_bytes * call.panels * std::max<int64_t>(1, rows / 4);
     // Few enough that taking one costs nothing, many enough that a delayed thread costs little.
     const bool alone = work < LEAST_BYTES || pool.threads() == 1;
@@ -344,15 +252,15 @@ struct PackCall {
 template <class T>
 static void pack_panel(void* context, int panel) {
     const auto& call = *(const PackCall<T>*)context;
-    const int64_t units = call.inputs / T::PER_UNIT;
-    auto* to = call.panels + panel * call.inputs * PANEL;
+    const int64_t padded = whole_steps<T>(call.inputs), units = padded / T::PER_UNIT;
+    auto* to = call.panels + panel * padded * PANEL;
     for (int64_t u = 0; u < units; u++)
         for (int c = 0; c < PANEL; c++) {
             int64_t row = (int64_t)panel * PANEL + c;
-            bool real = row < call.outputs;
+            bool real = row < call.outputs && u * T::PER_UNIT < call.inputs;
             if (call.epilogue == SWIGLU) {
                 const int64_t column = (int64_t)panel * LANES + c % LANES;
-                real = column < call.outputs;
+                real = column < call.outputs && u * T::PER_UNIT < call.inputs;
                 row = column + (c < LANES ? 0 : call.outputs);
             }
             for (int i = 0; i < T::PER_UNIT; i++)
@@ -361,7 +269,7 @@ static void pack_panel(void* context, int panel) {
 }
 
 // Packs rows [outputs, inputs] of the element type, `inputs` in whole units; `panels` has room for
-// whole panels. For SWIGLU the rows are `outputs` gates followed by what they gate.
+// whole panels of whole steps. For SWIGLU the rows are `outputs` gates followed by what they gate.
 template <class T>
 static void pack(Pool& pool, const typename T::Element* weight, int64_t outputs, int64_t inputs,
                  int epilogue, typename T::Element* panels) {

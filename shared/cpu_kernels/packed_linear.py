@@ -42,7 +42,8 @@ def pack(
         rows = torch.nn.functional.pad(rows, (0, 1))
     width = kernels.lanes if epilogue == binding.SWIGLU else kernels.panel
     panels = -(-outputs // width)
-    memory = zeros_in_huge_pages((panels, whole * kernels.panel), weight.dtype, touch=False)
+    steps = -(-whole // kernels.step) * kernels.step if kind else whole
+    memory = zeros_in_huge_pages((panels, steps * kernels.panel), weight.dtype, touch=False)
     kernels.pack(kind, rows.data_ptr(), outputs, whole, epilogue, memory.data_ptr())
     padded = None
     if bias is not None:

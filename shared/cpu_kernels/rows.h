@@ -1,9 +1,10 @@
 // What is done to each row by itself: norms, rotation and writing the cache.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 
-#include "attention.h"
+#include "pages.h"
 #include "vectors.h"
 
 namespace tessera {
@@ -12,17 +13,17 @@ namespace tessera {
 template <class T>
 static inline void rms_norm(const typename T::Element* x, const typename T::Element* weight,
                             float eps, int64_t size, typename T::Element* out) {
-    floats squares = {};
+    LaneSums squares;
     int64_t d = 0;
     for (; d + LANES <= size; d += LANES) {
         const floats v = T::read(x + d);
-        squares = squares + v * v;
+        squares.add_product(d / LANES, v, v);
     }
     if (d < size) {
         const floats v = read_some<T>(x + d, (int)(size - d));
-        squares = squares + v * v;
+        squares.add_product(d / LANES, v, v);
     }
-    const float scale = 1.0f / std::sqrt(sum(squares) / (float)size + eps);
+    const float scale = 1.0f / std::sqrt(squares.total() / (float)size + eps);
     for (d = 0; d + LANES <= size; d += LANES)
         T::write(out + d, T::read(x + d) * scale * T::read(weight + d));
     if (d < size) {
@@ -37,22 +38,22 @@ template <class T>
 static inline void layer_norm(const typename T::Element* x, const typename T::Element* weight,
                               const typename T::Element* bias, float eps, int64_t size,
                               typename T::Element* out) {
-    floats sums = {}, squares = {};
+    LaneSums sums, squares;
     for (int64_t d = 0; d < size; d += LANES)
-        sums = sums + read_some<T>(x + d, (int)std::min<int64_t>(LANES, size - d));
-    const float mean = sum(sums) / (float)size;
+        sums.add(d / LANES, read_some<T>(x + d, (int)std::min<int64_t>(LANES, size - d)));
+    const float mean = sums.total() / (float)size;
     for (int64_t d = 0; d < size; d += LANES) {
         const int count = (int)std::min<int64_t>(LANES, size - d);
         const floats apart = read_some<T>(x + d, count) - mean;
         const floats real = LANE < count ? apart : floats{};
-        squares = squares + real * real;
+        squares.add_product(d / LANES, real, real);
     }
-    const float scale = 1.0f / std::sqrt(sum(squares) / (float)size + eps);
+    const float scale = 1.0f / std::sqrt(squares.total() / (float)size + eps);
     for (int64_t d = 0; d < size; d += LANES) {
         const int count = (int)std::min<int64_t>(LANES, size - d);
         const floats v = (read_some<T>(x + d, count) - mean) * scale;
-        write_some<T>(out + d, v * read_some<T>(weight + d, count) + read_some<T>(bias + d, count),
-                      count);
+        const floats scaled = fused(v, read_some<T>(weight + d, count), read_some<T>(bias + d, count));
+        write_some<T>(out + d, scaled, count);
     }
 }
 
@@ -78,10 +79,10 @@ static inline void rotate(typename T::Element* x, const typename Table::Element*
     for (int64_t i = 0; i < half; i += LANES) {
         const int count = (int)std::min<int64_t>(LANES, half - i);
         const floats low = read_some<T>(x + i, count), high = read_some<T>(x + half + i, count);
-        const floats a =
-            low * read_some<Table>(cos + i, count) + high * read_some<Table>(sin + i, count);
-        const floats b = high * read_some<Table>(cos + half + i, count) +
-                         low * read_some<Table>(sin + half + i, count);
+        const floats a = fused(low, read_some<Table>(cos + i, count),
+                               high * read_some<Table>(sin + i, count));
+        const floats b = fused(high, read_some<Table>(cos + half + i, count),
+                               low * read_some<Table>(sin + half + i, count));
         write_some<T>(x + i, a, count);
         write_some<T>(x + half + i, b, count);
     }

@@ -63,6 +63,20 @@ static inline ints broadcast_int(int32_t x) { return x - ints{}; }
 
 static inline floats max(floats a, floats b) { return a > b ? a : b; }
 
+// a b + c in one rounding. Where bits must not depend on the compiler (`TESSERA_PORTABLE`, with contraction off) it is
+// asked for; elsewhere the compiler contracts by itself.
+static inline floats fused(floats a, floats b, floats c) {
+#if !defined(TESSERA_PORTABLE)
+    return a * b + c;
+#elif defined(__AVX512F__)
+    return (floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__)
+    return (floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    return (floats)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#endif
+}
+
 static inline float sum(floats v) {
     for (int half = LANES / 2; half > 0; half /= 2)
         for (int i = 0; i < half; i++) v[i] += v[i + half];
@@ -75,33 +89,37 @@ static inline float largest(floats v) {
     return v[0];
 }
 
-// e^x to about one unit in the last place: 2^n times a polynomial of the rest (Cephes'
-// coefficients). Below -87 it is zero, above 88 that of 88; not-a-number stays one.
-static inline floats exp(floats x) {
-    const floats least = broadcast(-87.0f), most = broadcast(88.0f);
-    const ints gone = x < least;
-    x = gone ? least : x;
-    x = x > most ? most : x;
-    const floats magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-    const floats shifted = x * 1.44269504088896341f + magic;
-    const ints n = (ints)shifted - (ints)magic;
-    const floats whole = shifted - magic;
-    floats r = x - whole * 0.693359375f;
-    r = r - whole * -2.12194440e-4f;
-    floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    const floats scale = (floats)((n + 127) << 23);
-    return gone ? floats{} : p * scale;
-}
+// Sums over the elements of a row, each in the lane that its place has: as many lanes as a vector, or sixteen whatever
+// the vector, so that every instruction set adds up in the same order (`TESSERA_PORTABLE`).
+class LaneSums {
+public:
+    // `vector` counts the row's vectors from its beginning.
+    void add(int64_t vector, floats v) { at(vector) = at(vector) + v; }
+    void add_product(int64_t vector, floats a, floats b) { at(vector) = fused(a, b, at(vector)); }
+
+    float total() const {
+        floats folded[COUNT];
+        for (int i = 0; i < COUNT; i++) folded[i] = sums_[i];
+        for (int half = COUNT / 2; half > 0; half /= 2)
+            for (int i = 0; i < half; i++) folded[i] = folded[i] + folded[i + half];
+        return sum(folded[0]);
+    }
+
+private:
+#if defined(TESSERA_PORTABLE)
+    static constexpr int COUNT = 16 / LANES;
+#else
+    static constexpr int COUNT = 1;
+#endif
+    floats& at(int64_t vector) { return sums_[vector % COUNT]; }
+
+    floats sums_[COUNT] = {};
+};
 
 // To bfloat16, to nearest even. Not-a-number stays one.
 static inline halves to_bfloat16(floats v) {
-#if defined(__AVX512BF16__)
-    return (halves)_mm512_cvtneps_pbh((__m512)v);
+#if defined(__AVX512BF16__) && !defined(TESSERA_PORTABLE)
+    return (halves)_mm512_cvtneps_pbh((__m512)v);  // and what is denormal to zero
 #else
     const ints bits = (ints)v;
     const ints rounded = bits + 0x7fff + ((bits >> 16) & 1);
@@ -137,7 +155,7 @@ struct Float32 {
 
     static inline ints column(ints units, int) { return units; }
     static inline floats dot(floats acc, ints columns, int32_t word) {
-        return acc + (floats)columns * (floats)broadcast_int(word);
+        return fused((floats)columns, (floats)broadcast_int(word), acc);
     }
     static inline floats read(const Element* from) { return load<floats>(from); }
     static inline void write(Element* to, floats v) { store(to, v); }
@@ -145,10 +163,31 @@ struct Float32 {
     static inline void put(int32_t* words, int64_t i, floats v) { store(words + i, v); }
 };
 
-struct BFloat16 {
+// Each bfloat16 of a pair by itself, widened to float32.
+struct WidenedBFloat16 {
     typedef uint16_t Element;
-    static constexpr int PER_UNIT = 2;
+    static constexpr int PER_UNIT = 2, PARTS = 2;
+    static constexpr bool WIDENS = true;
+
+    static inline ints column(ints units, int part) {
+        return part ? units & broadcast_int((int32_t)0xffff0000) : units << 16;
+    }
+    static inline floats dot(floats acc, ints columns, int32_t word) {
+        return Float32::dot(acc, columns, word);
+    }
+    static inline void put(int32_t* words, int64_t i, floats v) { store(words + i, v); }
+    static inline floats read(const Element* from) { return from_bfloat16(load<halves>(from)); }
+    static inline void write(Element* to, floats v) { store(to, to_bfloat16(v)); }
+    static inline float widen(Element x) {
+        const uint32_t bits = (uint32_t)x << 16;
+        float v;
+        std::memcpy(&v, &bits, 4);
+        return v;
+    }
+};
+
 #if defined(__AVX512BF16__)
+struct BFloat16 : WidenedBFloat16 {
     static constexpr int PARTS = 1;
     static constexpr bool WIDENS = false;
 
@@ -160,27 +199,10 @@ struct BFloat16 {
     static inline void put(int32_t* words, int64_t i, floats v) {
         write((Element*)words + i, v);
     }
-#else
-    static constexpr int PARTS = 2;
-    static constexpr bool WIDENS = true;
-
-    static inline ints column(ints units, int part) {
-        return part ? units & broadcast_int((int32_t)0xffff0000) : units << 16;
-    }
-    static inline floats dot(floats acc, ints columns, int32_t word) {
-        return Float32::dot(acc, columns, word);
-    }
-    static inline void put(int32_t* words, int64_t i, floats v) { store(words + i, v); }
-#endif
-    static inline floats read(const Element* from) { return from_bfloat16(load<halves>(from)); }
-    static inline void write(Element* to, floats v) { store(to, to_bfloat16(v)); }
-    static inline float widen(Element x) {
-        const uint32_t bits = (uint32_t)x << 16;
-        float v;
-        std::memcpy(&v, &bits, 4);
-        return v;
-    }
 };
+#else
+typedef WidenedBFloat16 BFloat16;
+#endif
 
 // The first `count` lanes; the others read as zero and are not written.
 template <class T>

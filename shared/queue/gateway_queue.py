@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from shared.errors import Conflict, InvalidRequest, Overloaded
 from shared.net.redis.connection import Word
 from shared.queue import token_log
-from shared.queue.base import Verbs, ending_or_none, key_digest, pairs, request_words
+from shared.queue.base import Verbs, ending_or_none, key_digest, request_words
 from shared.queue.messages import INTERACTIVE, PRIORITIES, LogDelta, RequestLog, RequestState
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
 from tessera.scheduler.v1.scheduler_pb2 import GetLoadResponse
@@ -24,7 +24,9 @@ _STATE_FIELDS = (
     "prompt_tokens",
     "attempts",
     "content",
+    "inexact",
 )
+_ORIGIN_FIELDS = ("content", "numerics", "inexact")
 
 
 class GatewayVerbs(Verbs):
@@ -201,20 +203,29 @@ class GatewayVerbs(Verbs):
     ) -> list[LogDelta | None]:
         """Reads many choices in one round trip, each given as (request id, choice, index to read from).
 
-        None where there is no such request. The ending is read before the log, so a log with an ending is whole.
+        None where there is no such request. The ending is read before the log, so a log with an ending is whole; what
+        is said of where records come from is read after them, so it holds for all of them.
         """
         commands: list[tuple[Word, ...]] = []
         for request_id, choice, after in wanted:
             commands += (
-                ("HMGET", self._keys.request(request_id), "state", f"e{choice}", "content"),
+                ("HMGET", self._keys.request(request_id), "state", f"e{choice}"),
                 ("GETRANGE", self._keys.log(request_id, choice), stride * after, -1),
+                ("HMGET", self._keys.request(request_id), *_ORIGIN_FIELDS),
             )
         found = await self._ask(commands)
+        threes = zip(found[::3], found[1::3], found[2::3], strict=True)
         return [
-            LogDelta(records, ending_or_none(ending), str(content or b"", "ascii"))
+            LogDelta(
+                records,
+                ending_or_none(ending),
+                str(content or b"", "ascii"),
+                str(numerics or b"", "ascii"),
+                inexact != b"1",
+            )
             if state
             else None
-            for (state, ending, content), records in pairs(found)
+            for (state, ending), records, (content, numerics, inexact) in threes
         ]
 
     async def spec(self, request_id: str) -> RequestSpec | None:
@@ -252,6 +263,7 @@ class GatewayVerbs(Verbs):
             cancel=fields["cancel"] == b"1",
             attempts=int(fields["attempts"]),
             content=str(fields["content"] or b"", "ascii"),
+            is_exact=fields["inexact"] != b"1",
         )
 
     async def loads(self) -> list[GetLoadResponse]:

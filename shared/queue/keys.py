@@ -26,6 +26,7 @@
     t:{m}:own:<sid>               set     rids it owns
     t:{m}:instances:<service>     zset    instance id -> deadline (ms)
     t:{m}:addresses:<service>     hash    instance id -> gRPC address
+    t:{m}:numerics:<service>      hash    instance id -> what the bits of its results depend on, where it says so
     t:{m}:contents                hash    did -> when it was loaded (ms) and the content of its checkpoint (hex)
     t:{m}:wanted                  hash    rid -> the content that it began with, of those that wait
     t:{m}:missing                 hash    content that requests wait for and no decoder has -> since when (ms)
@@ -39,12 +40,18 @@
                                           queue_timeout_ms, first_token_timeout_ms, tenant, prio, rank, cost, charged,
                                           n, open, stride, prompt_tokens, media_cost, attempts, idem, joined,
                                           lost_decoders (while they computed something of it), e0 .. e(n-1),
-                                          content (the weights that its logs are computed with, from the first record)
+                                          content (the weights that its logs are computed with, from the first record),
+                                          numerics (those that its first record was computed in), inexact (1: its logs
+                                          need not be those of an undisturbed run)
     t:{m}:l:<rid>:<c>             str     the token log of choice c: records of a fixed size (shared/queue/token_log.py)
     t:{m}:l:<rid>:p               str     log-probabilities of the prompt, a record for each token but the first
     t:{m}:idem:<tenant>:<hash>    hash    rid, fingerprint
     t:{m}:tok                     channel one LogBatch for each append call
     t:{m}:ctl                     channel "q" (work arrived), "c<rid>" (cancelled while running)
+    t:{m}:response:<rid>          hash    tenant, previous (a rid); JSON: input, begun, response (once it has ended)
+    t:{m}:responses:expiry        zset    rid -> when it is forgotten (ms)
+    t:{m}:responses:sizes|total           bytes of each, and of all
+    t:{m}:responses:open          zset    rid -> since when (ms) it has no response yet
     t:media:{<digest>}            list    raw media in pieces of 1 MiB (shared/queue/media_store.py)
     t:{media}:expiry|sizes|total          what the media store holds in all
 
@@ -85,10 +92,15 @@ class Keys:
         self.live = f"{self.prefix}:live"
         self.meta = f"{self.prefix}:meta"
         self.weights = f"{self.prefix}:weights"
+        self.open_responses = f"{self.prefix}:responses:open"
 
     def request(self, request_id: str) -> str:
         """The hash of one request."""
         return f"{self.prefix}:r:{request_id}"
+
+    def response(self, request_id: str) -> str:
+        """The hash of what is kept of one response."""
+        return f"{self.prefix}:response:{request_id}"
 
     def log(self, request_id: str, choice: int) -> str:
         """The token log of one choice; choice -1 is the log of the prompt's log-probabilities."""

@@ -4,6 +4,7 @@ A message may be put together from its fields' bytes, in any order; the parts th
 made once. One event for each sequence and step is the busiest message of the system.
 """
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 from tessera.common.v1.ending_pb2 import Ending
@@ -16,6 +17,21 @@ _START = b"\x18"  # LogEvent.start, varint
 _RECORDS = b"\x22"  # LogEvent.records, length-delimited
 _ENDING = b"\x2a"  # LogEvent.ending, length-delimited
 _CONTENT = b"\x3a"  # LogEvent.content, length-delimited
+_NUMERICS = b"\x42"  # LogEvent.numerics, length-delimited
+_INEXACT = b"\x48\x01"  # LogEvent.inexact, true
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where records come from. `content` and `numerics`: of what computes them, as `LogEvent` has them. `is_exact`:
+    whether they are promised to be those of an undisturbed run."""
+
+    content: str = ""
+    numerics: str = ""
+    is_exact: bool = True
+
+
+UNKNOWN = Origin()
 
 
 class LogEventWriter:
@@ -31,17 +47,25 @@ class LogEventWriter:
         self.token_prefix = _EVENTS + _varint(size) + self._head
 
     def event(
-        self, start: int, records: bytes, ending: Ending | None = None, content: str = ""
+        self,
+        start: int,
+        records: bytes,
+        ending: Ending | None = None,
+        origin: Origin = UNKNOWN,
     ) -> bytes:
         """An entry of a LogBatch: records from index `start` on, the ending if it has one; the first records of a log
-        say with which content they were computed.
+        say what computes them, all say it where they are not exact.
         """
         parts = [self._head, _START, _varint(start), _RECORDS, _varint(len(records)), records]
         if ending is not None:
             data = ending.SerializeToString()
             parts += (_ENDING, _varint(len(data)), data)
-        if content and not start:
-            parts += (_CONTENT, _varint(len(content)), content.encode())
+        if not start:
+            for key, text in ((_CONTENT, origin.content), (_NUMERICS, origin.numerics)):
+                if text:
+                    parts += (key, _varint(len(text)), text.encode())
+        if not origin.is_exact:
+            parts.append(_INEXACT)
         body = b"".join(parts)
         return _EVENTS + _varint(len(body)) + body
 

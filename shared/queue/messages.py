@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from shared.errors import Expired, ServingError, Superseded
+from shared.queue.log_event import UNKNOWN, Origin
 from tessera.common.v1.ending_pb2 import Ending, FinishReason
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
 
@@ -69,6 +70,8 @@ class TakenRequest:
     attempts: int = 1  # times taken, this one included
     lost_decoders: int = 0  # decoders that were lost while they computed something of it
     content: str = ""  # the weights to run it with (`Hello.content` in hex): if it has begun, the same as before
+    numerics: str = ""  # those that it has begun in (`LogEvent.numerics`)
+    is_exact: bool = True  # whether its logs are promised to be those of an undisturbed run
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,7 @@ class Places:
 @dataclass(frozen=True, slots=True)
 class Append:
     """What one step adds to the log of one choice: `records` from index `start` on, and its ending if it has one.
-    `content`: the weights that it was computed with, in hex.
+    `origin`: what computed them.
     """
 
     request_id: str
@@ -94,7 +97,7 @@ class Append:
     stride: int
     records: bytes
     ending: Ending | None = None
-    content: str = ""
+    origin: Origin = UNKNOWN
 
 
 class AppendCode(IntEnum):
@@ -141,6 +144,8 @@ class LogDelta:
     records: bytes
     ending: Ending | None
     content: str = ""  # the weights that the request has begun with
+    numerics: str = ""  # the numerics that it has begun in
+    is_exact: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +165,7 @@ class RequestState:
     cancel: bool
     attempts: int  # times taken
     content: str = ""  # the weights that it has begun with, in hex
+    is_exact: bool = True  # whether its logs are promised to be those of an undisturbed run
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +186,10 @@ class RequestSnapshot:
     prompt_log: bytes = b""
     lost_decoders: int = 0  # as an owner knows them; the larger number counts
     content: str = ""  # the weights that the logs were computed with, where that is known
+    numerics: str = ""  # the numerics that the logs were begun in, where they are known
+    is_exact: bool = (
+        True  # False where it is known that the logs need not be those of an undisturbed run
+    )
     idempotency_key: str = ""  # where the spec has not been through `admit`
     follow_ms: int = 30_000  # that it lives on without a follower; at least the spec's keep_ms
 

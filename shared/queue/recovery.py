@@ -73,6 +73,8 @@ class RecoveryVerbs(Verbs):
             held.prompt_log,
             held.lost_decoders,
             held.content,
+            held.numerics,
+            int(not held.is_exact),
             *logs,
         )
         return bool(answer)

@@ -36,6 +36,9 @@ class Member:
 
     instance_id: str
     address: str
+    numerics: str = (
+        ""  # of a vision encoder: what the bits of its rows depend on (`shared/numerics.py`)
+    )
 
 
 class _Loop(ABC):
@@ -88,12 +91,14 @@ class Announcement(_Loop):
         address: str,
         part: str = "",
         content: bytes = b"",
+        numerics: str = "",
     ) -> None:
         """`part`: what it says of the part of the model that it serves (`ServedPart.to_json`). `content`: of a decoder,
-        the digest of its weights; they were loaded just now.
+        the digest of its weights; they were loaded just now. `numerics`: as `Member` has them.
         """
         super().__init__()
         self._content = content.hex()
+        self._numerics = numerics
         self._loaded_at = monotonic()
         self._part = part
         self._scripts = Scripts(redis, keys.prefix)
@@ -112,6 +117,7 @@ class Announcement(_Loop):
             self._part,
             self._content,
             round(1000 * (monotonic() - self._loaded_at)),
+            self._numerics,
         )
 
     async def withdraw(self) -> None:
@@ -147,8 +153,8 @@ class Directory(_Loop):
     async def _once(self) -> None:
         flat = await self._scripts.call("members", self._service)
         members = tuple(
-            Member(str(i, "ascii"), str(a, "utf-8"))
-            for i, a in zip(flat[::2], flat[1::2], strict=True)
+            Member(str(i, "ascii"), str(a, "utf-8"), str(n, "ascii"))
+            for i, a, n in zip(flat[::3], flat[1::3], flat[2::3], strict=True)
         )
         now = asyncio.get_running_loop().time()
         self._began = self._began or now

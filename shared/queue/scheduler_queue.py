@@ -73,7 +73,7 @@ class SchedulerVerbs(Verbs):
         ]
         events = [
             LogEventWriter(a.request_id, a.choice, a.stride).event(
-                a.start, a.records, a.ending, a.content
+                a.start, a.records, a.ending, a.origin
             )
             for a in appends
         ]
@@ -147,7 +147,8 @@ class SchedulerVerbs(Verbs):
 
 
 def _taken(item: Sequence[Any]) -> TakenRequest:
-    spec, own_at, arrived_ms, logs, prio, prompt_log, rank, attempts, lost_decoders, content = item
+    spec, own_at, arrived_ms, logs, prio, prompt_log, rank, attempts, lost_decoders, *origin = item
+    content, numerics, inexact = origin
     return TakenRequest(
         spec=RequestSpec.FromString(spec),
         own_at=int(own_at),
@@ -160,4 +161,6 @@ def _taken(item: Sequence[Any]) -> TakenRequest:
         attempts=int(attempts),
         lost_decoders=int(lost_decoders),
         content=str(content, "ascii"),
+        numerics=str(numerics, "ascii"),
+        is_exact=inexact != b"1",
     )

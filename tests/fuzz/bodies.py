@@ -3,6 +3,7 @@
 import base64
 import json
 import random
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from tests.fuzz import values
@@ -27,6 +28,8 @@ _FIELDS = [
     "functions", "function_call", "add_special_tokens", "return_token_strs", "documents",
     "options", "images", "format", "think", "keep_alive", "system", "template", "context", "raw",
     "parallel_tool_calls", "include_reasoning", "reasoning_effort",
+    "stop_sequences", "thinking", "output_config",
+    "input", "instructions", "previous_response_id", "store", "background", "include", "reasoning", "text",
 ]  # fmt: skip
 _MEDIA_BYTES = 4096
 _LENGTHS = ["max_new_tokens", "max_new_tokens", "max_tokens"]
@@ -52,8 +55,9 @@ def body(draw: random.Random, route: str) -> bytes:
 def _right(draw: random.Random, route: str) -> dict[str, Any]:
     if route in ("/", "/infer", "/v1/tokenizer") or route.startswith(("/generate", "/v2/")):
         return _of_another_api(draw, route)
-    if route.startswith("/api/"):
-        return _of_ollama(draw, route)
+    of_api = next((make for root, make in _OF_APIS.items() if route.startswith(root)), None)
+    if of_api is not None:
+        return of_api(draw, route)
     if route.endswith("/detokenize"):
         return {"model": MODEL, "tokens": [draw.randrange(300) for _ in range(8)]}
     if route.endswith("/tokenize") and draw.random() < 0.5:
@@ -113,6 +117,93 @@ def _of_ollama(draw: random.Random, route: str) -> dict[str, Any]:
         return {**few, "prompt": "What is this?", **(pictures if draw.random() < 0.4 else {})}
     turn = {"role": "user", "content": "What is this?"}
     return {**few, "messages": [turn | (pictures if draw.random() < 0.4 else {})]}
+
+
+def _of_anthropic(draw: random.Random, route: str) -> dict[str, Any]:
+    text = {"type": "text", "text": "What is this?"}
+    picture = base64.b64encode(picture_file(draw)).decode()
+    image = {
+        "type": "image",
+        "source": {"type": "base64", "media_type": "image/png", "data": picture},
+    }
+    of_url = {"type": "image", "source": {"type": "url", "url": values.url(draw)}}
+    call = {"type": "tool_use", "id": "c", "name": "weather", "input": {"city": "x"}}
+    result = {
+        "type": "tool_result",
+        "tool_use_id": "c",
+        "content": draw.choice(["sunny", [text, image]]),
+    }
+    thought = {"type": "thinking", "thinking": "hm", "signature": ""}
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": draw.choice(["Hi", [text], [text, image, of_url]])}
+    ]
+    if draw.random() < 0.4:
+        messages.append({"role": "assistant", "content": [thought, text, call]})
+        messages.append({"role": "user", "content": [result, text]})
+    if draw.random() < 0.2:
+        messages.append({"role": "assistant", "content": "It is"})
+    body: dict[str, Any] = {"model": MODEL, "messages": messages}
+    if draw.random() < 0.3:
+        body["system"] = draw.choice(["Be brief.", [text]])
+    if draw.random() < 0.3:
+        body["tools"] = [{"name": "weather", "input_schema": {"type": "object"}}]
+        body["tool_choice"] = {"type": draw.choice(["none", "auto", "any"])}
+    if route.endswith("/count_tokens"):
+        return body
+    return {
+        **body,
+        "max_tokens": draw.randint(1, 4),
+        "stream": draw.random() < 0.4,
+        "stop_sequences": ["x"],
+    }
+
+
+def _of_responses(draw: random.Random, route: str) -> dict[str, Any]:
+    text = {"type": "input_text", "text": "What is this?"}
+    picture = base64.b64encode(picture_file(draw)).decode()
+    image = {"type": "input_image", "image_url": f"data:image/png;base64,{picture}"}
+    of_url = {"type": "input_image", "image_url": values.url(draw)}
+    items: list[dict[str, Any]] = [
+        {"role": "user", "content": draw.choice(["Hi", [text], [text, image, of_url]])}
+    ]
+    if draw.random() < 0.4:
+        items += [
+            {
+                "type": "reasoning",
+                "summary": [],
+                "content": [{"type": "reasoning_text", "text": "hm"}],
+            },
+            {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"},
+            {
+                "type": "function_call_output",
+                "call_id": "c",
+                "output": draw.choice(["sunny", [image]]),
+            },
+        ]
+    if draw.random() < 0.1:
+        items.append({"type": "item_reference", "id": f"msg_r_{'0' * 8}_{'0' * 32}_0"})
+    body: dict[str, Any] = {
+        "model": MODEL,
+        "input": draw.choice(["What is this?", items, items]),
+        "max_output_tokens": draw.randint(1, 4),
+        "stream": draw.random() < 0.4,
+        "store": draw.random() < 0.8,
+    }
+    if draw.random() < 0.3:
+        body["tools"] = [{"type": "function", "name": "weather", "parameters": {"type": "object"}}]
+        body["tool_choice"] = draw.choice(["none", "auto", "required"])
+    if draw.random() < 0.1:
+        body["previous_response_id"] = f"resp_r_{'0' * 8}_{'0' * 32}"
+    if draw.random() < 0.1:
+        body |= {"background": True, "store": True}
+    return body
+
+
+_OF_APIS: Mapping[str, Callable[[random.Random, str], dict[str, Any]]] = {
+    "/api/": _of_ollama,
+    "/v1/messages": _of_anthropic,
+    "/v1/responses": _of_responses,
+}
 
 
 def _messages(draw: random.Random) -> list[dict[str, Any]]:

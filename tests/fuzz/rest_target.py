@@ -15,13 +15,17 @@ _ROUTES = [
     ("POST", "/v2/models/fuzzed/generate"), ("POST", "/v2/models/fuzzed/generate_stream"),
     ("POST", "/v2/models/fuzzed/infer"), ("POST", "/v2/models/fuzzed/stopInfer"),
     ("POST", "/api/chat"), ("POST", "/api/generate"), ("POST", "/api/show"),
+    ("POST", "/v1/responses"), ("POST", "/v1/responses"), ("POST", "/v1/responses/input_tokens"),
+    ("POST", "/v1/messages"), ("POST", "/v1/messages"), ("POST", "/v1/messages/count_tokens"),
 ]  # fmt: skip
 _OTHERS = [
     ("GET", "/"), ("GET", "/metrics"), ("GET", "/health/ready"), ("GET", "/v1/models"), ("GET", "/v1/models/a/b"),
     ("GET", "/v1/requests/r_a_b"), ("DELETE", "/v1/requests/%00"), ("GET", "/v1/requests/x/stream"),
     ("GET", "/v1/chat/completions"), ("OPTIONS", "/v1/completions"), ("HEAD", "/"), ("PUT", "/x"), ("GET", "/load"),
     ("GET", "/../../etc/passwd"), ("GET", "/%ff%fe"), ("GET", "//"), ("BREW", "/v1/models"), ("GET", "/tokenizer_info"),
-    ("POST", "/v1/responses"), ("GET", "/v1/models/"), ("PATCH", "/v1/batches/x/cancel"),
+    ("GET", "/v1/responses/x"), ("DELETE", "/v1/responses/%00"), ("GET", "/v1/responses/x/input_items?limit=-1"),
+    ("POST", "/v1/responses/x/cancel"), ("GET", "/v1/responses/x?stream=true&starting_after=x"),
+    ("GET", "/v1/models/"), ("PATCH", "/v1/batches/x/cancel"),
     ("GET", "/v1/requests//stream/"), ("GET", "/v2/models/a/b/c"), ("GET", "/v2/health/ready"), ("GET", "/v2/models/"),
     ("GET", "/info"), ("GET", "/v2/models/fuzzed/config"), ("POST", "/v2/models/fuzzed/versions/2/infer"),
     ("GET", "/api/tags"), ("GET", "/api/ps"), ("DELETE", "/api/delete"),
@@ -30,6 +34,7 @@ _HEADERS = [
     "Idempotency-Key", "Last-Event-ID", "X-Tessera-Resume", "X-Tessera-Event-Ids", "X-Tessera-Priority",
     "X-Tessera-Request-Timeout", "X-Tessera-Queue-Timeout", "X-Tessera-First-Token-Timeout", "X-Request-Id",
     "Inference-Header-Content-Length",
+    "anthropic-version", "x-api-key",
     "Authorization", "traceparent", "Content-Encoding", "Accept", "Cookie", "Expect", "X-Forwarded-For", "TE",
 ]  # fmt: skip
 _HEADER_VALUES = [

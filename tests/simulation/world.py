@@ -19,7 +19,7 @@ from tests.simulation.faults import Faults
 from tests.simulation.invariants import Watch, leftovers
 from tests.simulation.poison import MortalWorker, draw_poison
 from tests.simulation.processes import services
-from tests.simulation.processes.arithmetic import ALL_NEEDS, VirtualExecutor, loaded
+from tests.simulation.processes.arithmetic import ALL_NEEDS, NUMERICS, VirtualExecutor, loaded
 from tests.simulation.processes.client import Client
 from tests.simulation.processes.network import Network
 from tests.simulation.processes.services import Service
@@ -236,6 +236,10 @@ class World:
             self.needs,
         )
         return loaded(worker, 1e6 * slow, 200)
+
+    def encoder_numerics(self, address: str) -> str:
+        """Of the encoder that listens there."""
+        return NUMERICS
 
     def executor(self) -> Any:
         """Replaces the compute thread of a decoder process."""

@@ -44,9 +44,10 @@ class Bench:
         *,
         of: type[ArithmeticDecoder] = ArithmeticDecoder,
         content: bytes = b"",
+        numerics: str = "",
     ) -> tuple[ArithmeticDecoder, contextlib.AsyncExitStack]:
-        """A running one with weights of this content, and what ends it."""
-        arithmetic = of(delay_s, content)
+        """A running one with weights of this content and these numerics, and what ends it."""
+        arithmetic = of(delay_s, content, numerics)
         self.decoders.append(arithmetic)
         stack = await self.stack.enter_async_context(contextlib.AsyncExitStack())
         server = await stack.enter_async_context(RpcServer("127.0.0.1:0", grace_s=0))

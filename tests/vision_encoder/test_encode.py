@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import LlavaForConditionalGeneration
 
+from services.vision_encoder.devices.cpu.device import CpuDevice
 from shared.artifacts.embedding_name import embedding_name
 from shared.checkpoint.content import content_digest
 from shared.checkpoint.folder import Checkpoint
@@ -144,7 +145,7 @@ async def test_equal_items_are_encoded_once(
 
 
 @pytest.mark.asyncio(loop_scope="module")
-async def test_embeddings_are_named_by_the_weights_and_none_are_made_for_others(
+async def test_embeddings_are_named_by_weights_and_numerics_and_none_are_made_for_others(
     clip_folder: Path, make_encoder: EncoderMaker, clip_service: RunningPreprocess
 ) -> None:
     own = content_digest(Checkpoint(clip_folder))
@@ -156,7 +157,13 @@ async def test_embeddings_are_named_by_the_weights_and_none_are_made_for_others(
         assert named.digest == embedding_name(own, item.digest) != item.digest
         with pytest.raises(NotFound) as refused:
             await encoder.encode(item, content=b"a fine-tune's...")
-    assert refused.value.reason == "OTHER_CONTENT"
+        assert refused.value.reason == "OTHER_CONTENT"
+        numerics = CpuDevice(torch.float32).numerics(True)
+        full = (await encoder.encode(item, content=own, numerics=numerics)).embeddings
+        assert full.digest == embedding_name(own, item.digest, numerics) != named.digest
+        with pytest.raises(NotFound) as refused:
+            await encoder.encode(item, content=own, numerics="another machine's")
+    assert refused.value.reason == "OTHER_NUMERICS"
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -61,6 +61,9 @@ class Loaded:
     device: Device
     fingerprint: bytes
     content: bytes  # the digest of the weights (`shared/checkpoint/content.py`)
+    numerics: (
+        str  # what else its bits depend on (`shared/numerics.py`); of several ranks the first one's
+    )
     row_invariant: bool
     profile: Profile
     needs: Needs
@@ -143,6 +146,7 @@ def load_rank(
     """What `place` has of the model; waits for the other ranks, where there are any. The functions take the arguments
     of the classes. Raises ServingError as `load` does."""
     settings, share = place.settings, Share(place.rank, place.size)
+    settings.share_with_libraries()
     checkpoint = Checkpoint(settings.model, settings.family)
     tokenizer = GrammarTokenizer.begin(Checkpoint(settings.model, settings.family))
     threads = place.threads(checkpoint.is_small)
@@ -200,7 +204,8 @@ def load_rank(
         off = (*model.needs.off, *(() if equal else ("equal bits in any batch",)))
         ranks = share.size if share.size > 1 else None
         part = ServedPart(model.code, off, model.largest_difference, ranks)
-        return Loaded(worker, device, name, content, equal, measured, model.needs, part)
+        numerics = device.numerics(by_torch=model.code != DecoderModel.code)
+        return Loaded(worker, device, name, content, numerics, equal, measured, model.needs, part)
 
 
 def _load_model(

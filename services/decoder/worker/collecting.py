@@ -165,8 +165,9 @@ class Collecting:
             if int(owner[sample]) not in step.dropped:
                 slots.failed[owner[sample]] = True
             step.failed[int(plan.sample_row[samples[sample]])] = error
-        packed = pack_logprobs(step.wanted_logprobs, samples, chosen, self._slots.vocab_size)
-        step.result.logprobs, step.result.top_ids, step.result.top_logprobs = packed
+        if len(wanted := step.wanted_logprobs):
+            packed = pack_logprobs(wanted, samples, chosen, self._slots.vocab_size)
+            step.result.logprobs, step.result.top_ids, step.result.top_logprobs = packed
 
     def _complete(self, step: LaunchedStep, tokens: Tokens) -> None:
         """Puts the tokens [computed samples] in the places that were kept for them, and of rows with drafts behind what

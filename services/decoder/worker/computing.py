@@ -40,18 +40,18 @@ class Computing:
         self._preparing, self._choice = preparing, choice
         self._collecting, self._lock = collecting, lock
 
-    @torch.inference_mode()
     def run(self, step: LaunchedStep) -> None:
         """Computes; where memory does not suffice once more with what the device holds unused, and then without the
         largest prompt, until it does: up to its samples a step may be computed again. Raises Overloaded where no prompt
         is left."""
         failures = 0
-        while step.batch is not None and not self._fits(step, step.batch):
-            failures += 1
-            step.hidden = step.logits = None
-            self._device.free_unused()
-            if failures > 1:
-                self._leave_out_largest(step, step.batch)
+        with torch.inference_mode():
+            while step.batch is not None and not self._fits(step, step.batch):
+                failures += 1
+                step.hidden = step.logits = None
+                self._device.free_unused()
+                if failures > 1:
+                    self._leave_out_largest(step, step.batch)
 
     def _fits(self, step: LaunchedStep, batch: Batch) -> bool:
         """Computes; whether memory sufficed, of several ranks that of every one. Raises torch.OutOfMemoryError for one

@@ -20,6 +20,8 @@ from shared.telemetry.logs import Stopwatch
 from tessera.decoder.v1.decoder_pb2 import StepResult, StepTimes
 
 _NONE: Longs = np.zeros(0, np.int64)
+_NOBODY: LogIds = np.zeros(0, np.int32)
+_NO_SAMPLES = Split.largest(0)
 
 
 @dataclass(eq=False)
@@ -40,10 +42,10 @@ class LaunchedStep:
     reported: list[int] = field(default_factory=list)
     # By sample: tokens that its sequence has generated before, and where the next one is chosen.
     positions: Longs = field(default_factory=lambda: _NONE)
-    # By sample of the plan, see `Sampler.wanted_logprobs`.
-    wanted_logprobs: LogIds = field(default_factory=lambda: np.zeros(0, np.int32))
+    # By sample of the plan, see `Sampler.wanted_logprobs`; empty where none asks for any.
+    wanted_logprobs: LogIds = field(default_factory=lambda: _NOBODY)
     late: "Sequence[Future[Any]]" = ()  # what is being prepared that the choice needs
-    split: Split = field(default_factory=lambda: Split.largest(0))
+    split: Split = _NO_SAMPLES
     # Settings and numbers of the samples where the device draws some of them, and the logits, for those that it cannot
     # choose.
     draws: Draws | None = None

@@ -35,6 +35,7 @@ class Preparing:
         read: ReadRows,
     ) -> None:
         self._slots, self._states, self._sealed = slots, states, sealed
+        self._has_states = not states.empty
         self._choice, self._prompt_logprobs = choice, prompt_logprobs
         self._inputs = Inputs(
             slots, device, read, model.levels, model.needs.attention, choice.last_tokens
@@ -52,7 +53,7 @@ class Preparing:
         extra = self._choice.begin(step, rows, ends)
         least_rows = self._rows_of_graph(rows)
         step.is_replayed = least_rows is not None
-        states = self._advance(step, rows)
+        states = self._advance(step, rows) if self._has_states else None
         batch = self._inputs.build(rows, ends, extra, least_rows or 0, states)
         step.reported = self._prompt_logprobs.reported(rows)
         self._sealed.overwrite(batch.blocks)
@@ -78,7 +79,7 @@ class Preparing:
         step.batch = self.prepare(step, kept) if len(kept.slot) else None
 
     def _put_drafts(self, drafts: Drafts, rows: Rows) -> None:
-        if not self._states.empty:
+        if self._has_states:
             raise bad_plan("draft_slot: layers keep state, which does not go back over drafts")
         for row in np.flatnonzero(drafts.count[rows.place]).tolist():
             slot = int(rows.slot[row])

@@ -15,6 +15,7 @@ class RowChecks:
 
     def __init__(self, slots: SlotTable, read: ReadRows, states: SlotStates) -> None:
         self._slots, self._read, self._states = slots, read, states
+        self._has_states = not states.empty
 
     def runnable(self, step: LaunchedStep) -> Rows:
         """The rows that agree with what is known here; fails the others."""
@@ -31,7 +32,8 @@ class RowChecks:
         end = rows.end
         good = slots.known[rows.slot] & ~slots.failed[rows.slot]
         good &= (counted == rows.start) | (counted == ANY_START)
-        good &= self._states.continues(rows.slot, rows.start)
+        if self._has_states:
+            good &= self._states.continues(rows.slot, rows.start)
         # With drafts a row runs more tokens than are known.
         known = end if plan.drafts is None else end - plan.drafts.count
         good &= known <= slots.length[rows.slot]

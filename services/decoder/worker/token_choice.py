@@ -69,11 +69,12 @@ class TokenChoice:
         step.owners = owners = owner[step.samples]
         if not len(owners):
             return []
-        # A later plan may give a slot to another sequence before this step is collected.
-        step.wanted_logprobs = self._sampler.wanted_logprobs(plan.sample_slot.astype(np.int64))
         step.split = split = self._sampler.split(
             owners, device_draws=self._device.asynchronous, guessed_rows=self._guessed_rows
         )
+        if not split.is_plain or len(owners) < len(owner):
+            # A later plan may give a slot to another sequence before this step is collected.
+            step.wanted_logprobs = self._sampler.wanted_logprobs(owner)
         sent: list[Array] = [token[step.samples]]
         if self._device.asynchronous:
             sent.append(owners)

@@ -62,6 +62,8 @@ class HeldRequest:
             idempotency_key=self.idempotency_key,
             follow_ms=follow_ms(self.spec.keep_ms),
             content=follow.content,
+            numerics=follow.numerics,
+            is_exact=follow.is_exact,
         )
 
     @property

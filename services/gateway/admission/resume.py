@@ -12,9 +12,10 @@ from services.gateway.following.event_id import check_progress, read_event_id
 from services.gateway.following.follower import Follower
 from services.gateway.model.served_model import ServedModel
 from services.gateway.redis_calls import until_recovered
+from services.gateway.reply_kinds import OF_PARTS
 from services.gateway.telemetry.metrics import Metrics
 from shared.environment import monotonic
-from shared.errors import NotFound
+from shared.errors import InvalidRequest, NotFound
 from shared.queue import Queue, RequestState
 from shared.queue.keys import model_tag
 from shared.queue.token_log import decode_tokens
@@ -97,6 +98,12 @@ class Resumption:
             head.reply.include_usage = reply.include_usage
             head.reply.continuous_usage = reply.continuous_usage
         progress = read_event_id(after, head.request_id, head.sampling.n, field)
+        if progress.events_behind and head.reply.kind not in OF_PARTS:
+            raise InvalidRequest(
+                "INVALID_EVENT_ID",
+                f"{field} names events that this answer does not have",
+                field=field,
+            )
         hidden = head.reply.prompt_only
         check_progress(
             progress,

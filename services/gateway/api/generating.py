@@ -27,6 +27,9 @@ from shared.queue.keys import model_tag, new_request_id
 # A body's bytes as requests, and what it asks for beside its answer.
 Reader = Callable[[Exchange, bytes], tuple[list[ValidRequest], RequestOptions]]
 
+# Finds what a body refers to.
+LookUp = Callable[[bytes], Awaitable[None]]
+
 # Writes one reply to answers, streamed or not; with ids its events can be resumed from.
 Write = Callable[[Exchange, Sequence[Answer], bool, bool], Awaitable[None]]
 
@@ -70,12 +73,16 @@ class Generating:
         write: Write,
         times: int = 1,
         more_kinds: Collection[str] = (),
+        look_up: LookUp | None = None,
     ) -> None:
-        """Answers one body, whose values may be read so many times; `more_kinds`: its media types beside JSON. Raises
-        ServingError for what is not accepted; what was accepted ends when the client leaves or has its whole reply.
+        """Answers one body, whose values may be read so many times; `more_kinds`: its media types beside JSON;
+        `look_up` is called before it is read. Raises ServingError for what is not accepted; what was accepted ends
+        when the client leaves or has its whole reply.
         """
         try:
             body = await exchange.json_body(self._body_limits, more_kinds)
+            if look_up is not None:
+                await look_up(body)
             # A large body is read in a thread.
             requests, options = await off_loop(partial(read, exchange), body, times)
             del body
@@ -97,7 +104,8 @@ class Generating:
                     await write(exchange, answers, stream, options.event_ids)
                 finally:
                     for answer in answers:
-                        answer.close()
+                        if not answer.outlives_exchange:
+                            answer.close()
         finally:
             self._answer_limits.give_back(held)
 

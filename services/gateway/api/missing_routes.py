@@ -8,9 +8,9 @@ from services.gateway.errors import NoRoute
 # What there is in the place of routes that other servers have. docs/api.md has the same paths.
 _INSTEAD: Mapping[str, Sequence[str]] = {
     "send the conversation to /v1/chat/completions": (
-        "/v1/responses", "/v1/messages", "/v1/complete", "/v1/edits", "/v1/realtime", "/invocations",
+        "/v1/complete", "/v1/edits", "/v1/realtime", "/invocations",
     ),
-    "nothing is kept between requests: send the whole conversation to /v1/chat/completions": (
+    "a conversation goes on by `previous_response_id` of /v1/responses": (
         "/v1/conversations", "/v1/assistants", "/v1/threads",
     ),
     "send the prompt to /v1/completions, or a conversation to /v1/chat/completions": (
@@ -70,9 +70,11 @@ def no_route(path: str, routes: Collection[str]) -> NoRoute:
             "NO_SUCH_ROUTE",
             f"there is nothing at {shown}: it is at {doubled}; the base URL of clients ends with {_ROOT} once",
         )
-    listed = ", ".join(sorted(_STARS.sub("{id}", route) for route in routes))
+    # A model's only version has the routes of the model.
+    named = (route for route in routes if "/versions/" not in route)
+    listed = ", ".join(sorted(_STARS.sub("{id}", route) for route in named))
     return NoRoute(
-        "NO_SUCH_ROUTE", f"there is nothing at {shown}: this server has {listed} (docs/api.md)"
+        "NO_SUCH_ROUTE", f"there is nothing at {shown} (docs/api.md): this server has {listed}"
     )
 
 

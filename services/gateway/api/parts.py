@@ -16,12 +16,15 @@ from services.gateway.following.follower import Follower
 from services.gateway.health import Health
 from services.gateway.http.endpoint import Endpoint, ReplyForm
 from services.gateway.http.exchange import BodyLimits
+from services.gateway.lasting_work import LastingWork
 from services.gateway.model.served_model import ServedModel
 from services.gateway.slices import Slices
 from services.gateway.telemetry.metrics import Metrics
 from services.gateway.telemetry.reporter import Reporter
 from services.gateway.telemetry.served_parts import ServedParts
+from services.gateway.timings import Timings
 from shared.net.rpc.server import RpcServer
+from shared.queue.response_store import ResponseStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,7 @@ class Parts:
     reply_forms: ReplyForms
     api_keys: ApiKeys
     timeouts: Timeouts  # the server's own
+    timings: Timings
     body_limits: BodyLimits
     slices: Slices
     health: Health
@@ -43,6 +47,8 @@ class Parts:
     held_requests: HeldRequests
     resumption: Resumption
     admission: Admission
+    responses: ResponseStore
+    work: LastingWork
     generating: Generating
     grpc_generating: GrpcGenerating
 

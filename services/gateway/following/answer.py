@@ -85,6 +85,7 @@ class Answer:
         self._stops = StopStrings(head.sampling.stop) if head.sampling.stop else None
         choices = range(len(follow.choices))
         divide = _divider(table, head, self._stops, forms)
+        self._divide = divide
         self._folds = [AnswerFold(table, head, self._stops, choice, divide()) for choice in choices]
         self._open = len(self._folds)
         # The choices of which the client has more than has been folded here yet.
@@ -103,6 +104,8 @@ class Answer:
         self._leave = leave
         self._error: ServingError | None = None
         self._closed = False
+        # Whether somebody else reads it, and closes it, when the exchange that it was made for has ended.
+        self.outlives_exchange = False
 
     @property
     def completion_tokens(self) -> int:
@@ -130,6 +133,11 @@ class Answer:
     def ended(self) -> bool:
         """Whether every choice has ended."""
         return self._open == 0
+
+    @property
+    def broke_off(self) -> bool:
+        """Whether a choice failed or was cancelled: the request is over."""
+        return any(choice.broken_off for choice in self._follow.choices)
 
     async def next(self) -> list[Piece]:
         """The next pieces, of all tokens that are waiting; the last one of a choice has its ending.
@@ -182,6 +190,12 @@ class Answer:
     def token_ids(self, choice: int) -> Sequence[int]:
         """The tokens of a choice that are known so far, as the client sees them."""
         return () if self.head.reply.prompt_only else self._follow.choices[choice].tokens
+
+    def fold(self, choice: int) -> AnswerFold:
+        """Another fold of a choice, which has no tokens yet: it gives the same pieces, without log-probabilities."""
+        fold = AnswerFold(self.table, self.head, self._stops, choice, self._divide())
+        fold.leave_out_logprobs()
+        return fold
 
     def text(self, choice: int, count: int | None = None) -> str:
         """The text of a choice as far as it is sure: of its first `count` tokens, or of all that are known, to its end

@@ -4,6 +4,7 @@
     r_ab/9.12e     the same for two choices; of the second the finish is sent as well
     r_ab/9.12f     its text is sent to the end, its finish is not (where they are two events)
     r_ab/h2        the first two of the events that come before any token
+    r_ab/17+2      17 tokens and the first two of the events that come behind them: of the next token, or of the end
 
 What follows an event is a pure fold over the logs, so any gateway can go on from its id.
 """
@@ -17,7 +18,7 @@ from shared.errors import InvalidRequest
 # Numbers have one spelling, in ASCII: an id is compared by clients, which would take another one for another event.
 _COUNT = r"(?:0|[1-9][0-9]{0,8})[ef]?"
 _SHAPE = re.compile(
-    rf"(r_[0-9a-f]{{8}}_[0-9a-f]{{32}})/(?:h(0|[1-9][0-9]{{0,3}})|({_COUNT}(?:\.{_COUNT})*))"
+    rf"(r_[0-9a-f]{{8}}_[0-9a-f]{{32}})/(?:h(0|[1-9][0-9]{{0,3}})|({_COUNT}(?:\.{_COUNT})*)(?:\+([1-9][0-9]{{0,3}}))?)"
 )
 
 OPEN, TEXT_SENT, FINISH_SENT = "", "f", "e"
@@ -33,6 +34,8 @@ class Progress:
     ends: tuple[str, ...]
     # How many of the events before any token it has; None is all of them.
     head_events: int | None = None
+    # How many of the events it has that come behind those tokens, where a token has several.
+    events_behind: int = 0
 
     @classmethod
     def beginning(cls, choices: int) -> "Progress":
@@ -59,6 +62,11 @@ class EventIds:
         """The id of the next event, as far as all choices are then."""
         return f"{self._prefix}{'.'.join(self._places)}"
 
+    def behind(self, choice: int, count: int, events: int) -> str:
+        """The id of one of several events of a token: with it a client has `count` tokens and so many events more."""
+        self.go_on(choice, count)
+        return f"{self.current()}+{events}"
+
     def of_head(self, events: int) -> str:
         """The id of an event before any token: with it there are so many of them."""
         return f"{self._prefix}h{events}"
@@ -84,6 +92,7 @@ def read_event_id(after: str, request_id: str, choices: int, field: str = "after
     return Progress(
         tuple(int(place.rstrip("ef")) for place in places),
         tuple(place[-1] if place[-1] in "ef" else OPEN for place in places),
+        events_behind=int(shape[4] or 0),
     )
 
 

@@ -58,6 +58,8 @@ class Follow:
             self.prompt = ChoiceLog(PROMPT, layout.prompt_stride, layout.prompt_records)
         self.heard_at = monotonic()
         self.content = ""  # the weights that it has begun with, where they are known
+        self.numerics = ""  # the numerics that it has begun in, where they are known
+        self.is_exact = True  # as far as is known
         # Before admission there is no log to read, and that is no error.
         self.admitted = not new
         self._was_seen = new
@@ -150,6 +152,8 @@ class Follow:
         """Takes an event of a log from the channel."""
         ending = event.ending if event.HasField("ending") else None
         self.content = self.content or event.content
+        self.numerics = self.numerics or event.numerics
+        self.is_exact = self.is_exact and not event.inexact
         if log.offer(event.start, event.records, ending, whole=False):
             self._heard(log)
 
@@ -161,6 +165,8 @@ class Follow:
             return
         self._missing_since, self._was_seen = 0.0, True
         self.content = self.content or found.content
+        self.numerics = self.numerics or found.numerics
+        self.is_exact = self.is_exact and found.is_exact
         if log.offer(after, found.records, found.ending, whole=True):
             self._heard(log)
 

@@ -41,11 +41,13 @@ class Message:
     calls: list[Call] = field(default_factory=list)
     # It ended by itself and a call is whole.
     calls_tools: bool = False
+    # All of it in order, its content too.
+    deltas: Sequence[Delta] = ()
 
     @classmethod
     def of(cls, deltas: Sequence[Delta], calls_tools: bool) -> "Message":
         """All deltas as one."""
-        message = cls(calls_tools=calls_tools)
+        message = cls(calls_tools=calls_tools, deltas=deltas)
         reasoning: list[str] = []
         arguments: list[list[str]] = []
         for delta in deltas:

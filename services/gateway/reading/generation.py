@@ -7,12 +7,12 @@ import numpy as np
 
 from services.gateway.decoding.bounds import text, whole, wholes, wrong
 from services.gateway.model.served_model import ServedModel
+from services.gateway.reading.constraint import Constraint
 from services.gateway.reading.conversation import TEMPLATE_TOKENS, conversation_bound
 from services.gateway.reading.logprob_fields import Logprobs, read_logprobs
 from services.gateway.reading.options import GenerationOptions, StreamOptions
 from services.gateway.reading.sampling.sampling import read_sampling, scores_prompt_only
 from services.gateway.reading.short_prompts import is_short
-from services.gateway.reading.structured.constraint import Constraint
 from services.gateway.reading.structured.spellings import read_constraint
 from services.gateway.reading.unsupported import refuse_unsupported
 from services.gateway.reading.valid_request import ValidRequest

@@ -6,7 +6,13 @@ from collections.abc import Sequence
 from urllib.parse import quote, urlsplit
 
 from shared.errors import InvalidRequest
-from shared.prompts.data_url import BadDataUrl, data_url_head, is_base64, is_data_url
+from shared.prompts.data_url import (
+    BadDataUrl,
+    base64_bytes,
+    data_url_head,
+    is_base64,
+    is_data_url,
+)
 from tessera.common.v1.media_pb2 import Modality
 from tessera.preprocess.v1.preprocess_pb2 import Media, Video
 
@@ -68,6 +74,15 @@ def read_video_bytes(content: bytes, field: str) -> Video:
 def read_image_bytes(content: bytes, field: str) -> Media:
     """An image that came as bytes."""
     return _file(content, field, Modality.MODALITY_IMAGE)
+
+
+def read_image_base64(data: str, field: str) -> Media:
+    """An image that came as the base64 of its file. Raises InvalidRequest naming `field`."""
+    try:
+        content = base64_bytes(data.encode())
+    except ValueError as error:  # binascii.Error among them
+        raise _wrong(field, f"is not valid base64: {error}") from None
+    return read_image_bytes(content, field)
 
 
 def path_url(path: str) -> str:

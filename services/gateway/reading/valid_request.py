@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from services.gateway.model.served_model import ServedModel
+from services.gateway.reading.constraint import Constraint
 from services.gateway.reading.data_urls import InlineMedia
-from services.gateway.reading.structured.constraint import Constraint
 from tessera.common.v1.sampling_pb2 import SamplingParams
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest
 from tessera.scheduler.v1.queue_pb2 import ReplyFormat

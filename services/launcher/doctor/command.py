@@ -16,9 +16,14 @@ from services.launcher.redis import check as redis_check
 from services.launcher.redis.binary import WHEEL, find_redis_server
 from services.launcher.settings import DoctorSettings
 from shared.checkpoint.hub import find_in_cache
-from shared.cpu_kernels import build
+from shared.cpu_kernels import choice, compiling
 from shared.errors import ServingError
-from shared.settings import cpu_instructions, hub_name
+from shared.settings import (
+    cpu_arithmetic_is_portable,
+    cpu_instructions,
+    cpu_trial_folder,
+    hub_name,
+)
 
 _PACKAGES = (
     "torch",
@@ -98,13 +103,13 @@ def _protos() -> Finding:
 def _kernels() -> Finding:
     what, asked = "cpu kernels", cpu_instructions()
     try:
-        known = build.choose(asked)
+        portable = cpu_arithmetic_is_portable()
+        found = choice.status(asked, cpu_trial_folder(), portable=portable)
     except ValueError as error:
         return Finding(what, str(error), "unset TESSERA_CPU_INSTRUCTIONS")
-    if known is not None and build.find(known) is None and build.compiler() is None:
-        found = f"{known.name}, to be compiled, but no C++ compiler"
+    if compiling.compiler() is None and choice.uncompiled(asked, portable=portable):
         return Finding(what, found, "apt-get install g++", needed=False)
-    return Finding(what, build.status(asked))
+    return Finding(what, found)
 
 
 def _model(settings: DoctorSettings) -> Finding:

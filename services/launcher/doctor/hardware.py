@@ -12,10 +12,10 @@ from pathlib import Path
 from services.launcher.ascend.host import AscendHost
 from services.launcher.doctor import ascend_diagnosis
 from shared import processors
-from shared.cpu_kernels import build
+from shared.cpu_kernels import choice
 from shared.devices import resolve_device
 from shared.errors import InvalidRequest
-from shared.settings import cpu_instructions
+from shared.settings import cpu_arithmetic_is_portable, cpu_instructions, cpu_trial_folder
 
 # The instruction sets that decide how fast matrix products are here.
 _INTERESTING = (
@@ -33,9 +33,12 @@ def describe() -> Iterator[tuple[str, str]]:
 
 
 def require_instructions() -> None:
-    """Raises InvalidRequest if TESSERA_CPU_INSTRUCTIONS names what this machine does not have."""
+    """Raises InvalidRequest if TESSERA_CPU_INSTRUCTIONS names what cannot run here."""
+    asked = cpu_instructions()
     try:
-        build.choose(cpu_instructions())
+        if asked:
+            portable = cpu_arithmetic_is_portable()
+            choice.choose(asked, cpu_trial_folder(), may_compile=False, portable=portable)
     except ValueError as error:
         raise InvalidRequest("UNSUPPORTED_INSTRUCTIONS", str(error)) from None
 
@@ -54,10 +57,13 @@ def processor() -> str:
     """Model, and the instruction set that CPU kernels use here, for reports of measurements."""
     model = _cpu_info(Path("/proc/cpuinfo")).get("model name") or platform.machine()
     try:
-        known = build.choose(cpu_instructions())
+        portable = cpu_arithmetic_is_portable()
+        chosen = choice.choose(
+            cpu_instructions(), cpu_trial_folder(), may_compile=False, portable=portable
+        )
     except ValueError as error:
         return f"{model}, {error}"
-    return f"{model}, {'torch alone' if known is None else known.name}"
+    return f"{model}, {chosen.sets[0].label if chosen.sets else 'torch alone'}"
 
 
 def _cpu() -> str:

@@ -39,6 +39,10 @@ class HasCore(Protocol):
     core: Scheduler
 
     @property
+    def numerics(self) -> str:
+        """What its bits depend on."""
+
+    @property
     def draining(self) -> bool:
         """It gets no new sequences while others can take them."""
 
@@ -128,9 +132,10 @@ class Router(Generic[Link]):
         self._lines = list(self._by_number.values())
         self._look_at_lengths()
 
-    def choose(self, sequence: Sequence) -> Link:
+    def choose(self, sequence: Sequence, begun_in: str | None = None) -> Link:
         """The decoder that the caller now adds the sequence to; one that holds it to its end, if there is any. There
-        must be one in service."""
+        must be one in service. begun_in: the numerics of what was logged of it before; one where they are equal takes
+        it unless it would have to wait there for others to end, and elsewhere it would not."""
         capacity = self._lines[0].link.core.capacity
         block_size = capacity.block_size
         extend_hashes(sequence, capacity)
@@ -138,6 +143,8 @@ class Router(Generic[Link]):
         hashes = sequence.block_hashes[: (len(sequence.tokens) - 1) // block_size]
         holders, depth = self._index.find(hashes)
         lines = self._that_hold(sequence)
+        if begun_in is not None:
+            lines = _preferred(lines, sequence, begun_in)
         best = lines[0]
         least, most_cached = float("inf"), 0
         for line, cached in self._compared(lines, holders, hashes, depth):
@@ -182,6 +189,16 @@ class Router(Generic[Link]):
         return chosen
 
 
+def _preferred(
+    lines: "list[_Line[Link]]", sequence: Sequence, begun_in: str
+) -> "list[_Line[Link]]":
+    same = [line for line in lines if line.link.numerics == begun_in and not line.link.draining]
+    with_room = [line for line in same if line.has_room(sequence)]
+    if with_room or not same:
+        return with_room or lines
+    return lines if any(line.has_room(sequence) for line in lines) else same
+
+
 class _Line(Generic[Link]):
     """A decoder, and the sequences that were sent there and are not yet computed."""
 
@@ -201,6 +218,13 @@ class _Line(Generic[Link]):
     def holds(self, sequence: Sequence) -> bool:
         """Whether a sequence can run here to its end."""
         return self._capacity.holds(sequence)
+
+    def has_room(self, sequence: Sequence) -> bool:
+        """Whether a sequence can begin here before others have ended."""
+        if self.link.draining or self._state.num_sequences >= self._capacity.max_slots:
+            return False
+        waiting = self._tokens + len(sequence.tokens)
+        return waiting <= self.blocks.num_free * self._capacity.block_size
 
     def join(self, sequence: Sequence, cached: int) -> None:
         """A sequence was sent here; `cached` of its tokens need not be computed."""

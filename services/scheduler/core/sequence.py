@@ -134,6 +134,7 @@ class Sequence:
     num_media_passed: int = 0  # leading media items that it is computed past
     num_preemptions: int = 0  # how often it had to wait again
     generation: int = 0  # how often it has lost its blocks: rows planned before say nothing about the present ones
+    was_recomputed: bool = False  # what it had lost was computed again after its first token
     plain_until: int = 0  # a row of one token that starts below needs no block and is not the last
     watch_from: int = 0  # commits that make it this long, or longer, need a look
 
@@ -189,6 +190,7 @@ class Sequence:
             block_hashes=list(self.block_hashes),
             num_cached_tokens=self.num_cached_tokens,
             num_preemptions=self.num_preemptions,
+            was_recomputed=self.was_recomputed,
         )
 
     def refuse(self) -> None:

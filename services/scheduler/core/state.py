@@ -34,6 +34,7 @@ class DecoderState:
         self.in_flight: deque[PendingStep] = deque()
         self.steps = 0  # plans made so far
         self.preemptions = 0
+        self.recomputations = 0  # of sequences that had output
         self.swaps = 0  # preemptions whose blocks went to host memory
         self._requests: dict[str, list[Sequence]] = {}  # sequences that have not ended
         # For the next plan.
@@ -182,8 +183,7 @@ class DecoderState:
             self._lose_blocks(sequence)
         else:
             self.swapping.forget(sequence)
-            sequence.num_computed_tokens = 0
-            self.media.restarted(sequence)
+            self._compute_again(sequence)
 
     def restart_dependents(self, step: PendingStep, row: int, failed: list[Sequence]) -> None:
         """A row was not computed, and so nothing that depends on it is right, in this plan and in those after it: such
@@ -232,9 +232,15 @@ class DecoderState:
 
     def _lose_blocks(self, sequence: Sequence) -> None:
         self._release_blocks(sequence)
-        sequence.num_computed_tokens = 0
-        self.media.restarted(sequence)
+        self._compute_again(sequence)
         self._wait(sequence)
+
+    def _compute_again(self, sequence: Sequence) -> None:
+        sequence.num_computed_tokens = 0
+        if sequence.num_output_tokens:
+            sequence.was_recomputed = True
+            self.recomputations += 1
+        self.media.restarted(sequence)
 
     def _release_blocks(self, sequence: Sequence) -> None:
         del self.running[sequence]

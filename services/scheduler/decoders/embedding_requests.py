@@ -9,13 +9,13 @@ import structlog
 from services.scheduler.core.plan import StepProgress
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import Error, MediaSpan
-from services.scheduler.encoders import Encoders
+from services.scheduler.encoders import Encoders, NumericsGone
 from shared.errors import Internal, ServingError, status_number
 from shared.net import tasks
 from shared.telemetry import request_names
 
 if TYPE_CHECKING:
-    from services.scheduler.output.request import Request
+    from services.scheduler.output.request import Request, Wanted
 
 log = structlog.get_logger(__name__)
 
@@ -26,7 +26,8 @@ class EmbeddingRequests:
     """Calls the encoders for what the core wants, and releases there what the decoder has.
 
     `on_change(progress)` is called when the core may plan on: with what ended where an item cannot be encoded, else
-    with None. `on_lost_again(digest)` is called when an item that was lost repeatedly is to be asked for again.
+    with None. `on_lost_again(digest)` is called when an item that was lost repeatedly is to be asked for again;
+    `on_returned(request ids)` when the encoders that an item's name is of are gone, and requests need other names.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class EmbeddingRequests:
         user: str,
         on_change: Callable[[StepProgress | None], None],
         on_lost_again: Callable[[bytes], None],
+        on_returned: Callable[[list[str]], None],
         *,
         content: bytes = b"",
     ) -> None:
@@ -46,6 +48,7 @@ class EmbeddingRequests:
         self._content = content
         self._on_change = on_change
         self._on_lost_again = on_lost_again
+        self._on_returned = on_returned
         self._calls: dict[asyncio.Task[None], None] = {}
         self._losses: dict[bytes, int] = {}
 
@@ -86,9 +89,17 @@ class EmbeddingRequests:
         if user is not None and user.payload is not None:
             asking: Request = user.payload.request
             request_names.bind(asking.request_id, asking.spec.client_request_id)
+        wanted: Wanted = span.payload
         log.debug("asking for an encode", digest=span.digest.hex(), rows=span.rows)
         try:
-            artifact = await self._encoders.encode(span.payload, self._user, self._content)
+            artifact = await self._encoders.encode(
+                wanted.item, self._user, self._content, wanted.numerics
+            )
+        except NumericsGone:
+            users = self._core.state.media.users(span.digest)
+            of = dict.fromkeys(s.payload.request.request_id for s in users if s.payload is not None)
+            log.warning("media need other encoders' numerics", requests=len(of))
+            self._on_returned(list(of))
         except ServingError as error:
             self._fail(span, error)
         except Exception as error:  # sequences that need the item would wait for ever

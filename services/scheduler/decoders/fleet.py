@@ -149,6 +149,7 @@ class Fleet:
                 kept_blocks=len(link.hello.sealed_blocks) // 4,
                 ranks=link.hello.ranks or 1,
                 content=link.content,
+                numerics=link.numerics,
             )
             self.links[did] = link
             self._routers.setdefault(link.content, Router()).add(link)

@@ -93,7 +93,8 @@ OnStep = Callable[[StepProgress, StepPlan | None, decoder_pb2.StepResult | None]
 class DecoderLink:
     """A stream to a decoder with its own `Scheduler`. It is never resumed: after a break a new link is made.
 
-    `on_step` gets what each step gave, after the next plan has left.
+    `on_step` gets what each step gave, after the next plan has left; `on_returned` the ids of requests whose media
+    nobody encodes any more as they are named.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class DecoderLink:
         *,
         options: LinkOptions,
         on_step: OnStep,
+        on_returned: Callable[[list[str]], None],
     ) -> None:
         self.member = member
         self.lease = lease
@@ -115,6 +117,8 @@ class DecoderLink:
         self._encoders = encoders
         self._options = options
         self._on_step = on_step
+        self._on_returned = on_returned
+        self._recomputations = 0  # that the requests know of
         self._channel = open_channel(member.address)
         self._call: Any = None
         self._outbox: asyncio.Queue[decoder_pb2.StepsRequest] = asyncio.Queue()
@@ -140,6 +144,11 @@ class DecoderLink:
     def content(self) -> str:
         """The digest of its weights in hex; empty where it is not known. Valid once it is open."""
         return self.hello.content.hex()
+
+    @property
+    def numerics(self) -> str:
+        """What its bits depend on beyond model and weights. Valid once it is open."""
+        return self.hello.numerics
 
     @property
     def in_flight_requests(self) -> set[str]:
@@ -182,6 +191,7 @@ class DecoderLink:
             user,
             self._on_media_change,
             self._on_lost_again,
+            self._on_not_encoded,
             content=self.hello.content,
         )
 
@@ -298,6 +308,8 @@ class DecoderLink:
     def _send_next(self) -> bool:
         begin = monotonic()
         plan = self.core.plan()
+        if self.core.state.recomputations > self._recomputations:
+            self._note_recomputations()
         if plan is None:
             return False
         self._outbox.put_nowait(convert.plan_message(plan, self.lease, self.core.capacity))
@@ -358,7 +370,18 @@ class DecoderLink:
             self._moves.observe(plan.num_swapped, times.prepare_us)
             self.core.costs.of_block = self._moves.of_block
 
+    def _note_recomputations(self) -> None:
+        state = self.core.state
+        self._recomputations = state.recomputations
+        for sequence in (*state.running, *state.waiting):
+            if sequence.was_recomputed and sequence.payload is not None:
+                sequence.payload.request.computes_again()
+
     # Media
+
+    def _on_not_encoded(self, request_ids: list[str]) -> None:
+        self._on_returned(request_ids)
+        self.pump()
 
     def _on_media_change(self, progress: StepProgress | None) -> None:
         self.pump()

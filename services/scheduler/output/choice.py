@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Protocol
 
-from shared.queue.log_event import LogEventWriter
+from shared.queue.log_event import LogEventWriter, Origin
 from shared.queue.token_log import decode_tokens, encode_tokens, stride
 from tessera.common.v1.ending_pb2 import Ending
 
@@ -19,9 +19,8 @@ class Owner(Protocol):
     def collects(self) -> bool:
         """Whether nothing is logged before the end."""
 
-    @property
-    def content(self) -> str:
-        """The weights that it is computed with."""
+    def origin_of(self, records: bytes) -> Origin:
+        """Where records come from that are about to be logged."""
 
 
 class Choice:
@@ -51,9 +50,8 @@ class Choice:
         self._records = bytearray(log[: len(log) // self._stride * self._stride])
         self._ending: Ending | None = None
         self._is_plain = logprobs is None and not request.collects
-        # The first record says with which weights it was computed: the script keeps it.
-        says_more = bool(request.content) and not log
-        self.token_prefix = self._writer.token_prefix if self._is_plain and not says_more else b""
+        # The first record that is written here says where it comes from: the script keeps it.
+        self.token_prefix = b""
 
     @property
     def length(self) -> int:
@@ -76,7 +74,7 @@ class Choice:
         self._ending = ending or self._ending
         if self._is_plain:
             self.token_prefix = self._writer.token_prefix
-        return self._writer.event(start, records, ending, self.request.content)
+        return self._writer.event(start, records, ending, self.request.origin_of(records))
 
     def records(self, length: int = 0) -> bytes:
         """All records from an index on, whether they have been written or not."""
@@ -87,4 +85,4 @@ class Choice:
     def again(self, length: int) -> bytes:
         """Everything from an index on, the ending if there has been one."""
         records = self.records(length)
-        return self._writer.event(length, records, self._ending, self.request.content)
+        return self._writer.event(length, records, self._ending, self.request.origin_of(records))

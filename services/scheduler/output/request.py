@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,16 +18,18 @@ from services.scheduler.output.choice import Choice
 from services.scheduler.output.logprobs import Floats, Ids
 from services.scheduler.output.ranking import Ranking
 from services.scheduler.output.stop_strings import stop_finder
+from shared import numerics
 from shared.artifacts.embedding_name import embedding_name
 from shared.prompts.modality import modality_of
 from shared.queue import TakenRequest
-from shared.queue.log_event import PROMPT
+from shared.queue.log_event import PROMPT, Origin
 from shared.queue.token_log import encode_records
 from shared.telemetry.request_names import names
 from shared.text.stop_search import StopStrings
 from shared.text.text_fold import TokenBytes
 from tessera.common.v1.media_pb2 import MediaItem
 from tessera.common.v1.sampling_pb2 import SamplingParams
+from tessera.decoder.v1.decoder_pb2 import Hello
 
 _PRIORITIES = {"interactive": 0, "batch": 1}
 SUSPECT = 2  # lost decoders after which it is isolated ...
@@ -36,13 +39,23 @@ _ISOLATED_FOR = 4
 _TO_ITS_END = 1 << 40
 
 
+class Wanted(NamedTuple):
+    """A media item, and the numerics of the encoders that are to encode it."""
+
+    item: MediaItem
+    numerics: str
+
+
 @dataclass(frozen=True, slots=True)
 class Unreadable:
     """A request that no sequence could be made of."""
 
     request_id: str
     collects: bool = False
-    content: str = ""
+
+    def origin_of(self, records: bytes) -> Origin:
+        """There are none."""
+        return Origin()
 
 
 class Request:
@@ -50,9 +63,9 @@ class Request:
     logged until all have ended: `ranking` keeps the outputs, a `BeamSearch` the beams.
     """
 
-    def __init__(self, taken: TakenRequest, table: TokenBytes) -> None:
-        """Raises ValueError or IndexError for a spec that makes no sense, InvalidRequest for media of an unknown
-        modality.
+    def __init__(self, taken: TakenRequest, table: TokenBytes, encoder_numerics: str = "") -> None:
+        """encoder_numerics: of the vision encoders that are to encode its media. Raises ValueError or IndexError for a
+        spec that makes no sense, InvalidRequest for media of an unknown modality.
         """
         spec = taken.spec
         sampling = spec.sampling
@@ -69,6 +82,13 @@ class Request:
         self._preempted_before = 0  # at other decoders
         self._taken = taken
         self._table = table
+        self._encoder_numerics = encoder_numerics
+        self._is_logged = any(taken.logs) or bool(taken.prompt_log)
+        self._begun_in = taken.numerics  # what its first record was computed in; empty before
+        self._runs_in = ""  # what the next ones are
+        self._is_exact = taken.is_exact  # what is logged
+        self._stays_exact = True  # if the next records are logged
+        self._computes_again_alike = True
         self._stops = StopStrings(sampling.stop) if sampling.stop else None
         self._search = None
         if sampling.use_beam_search:
@@ -77,8 +97,8 @@ class Request:
         self.ranking = Ranking(sampling.n) if self.collects else None
         for item in spec.media:
             modality_of(item)
-        # As encoder and decoder know them: their digests name embeddings by these weights.
-        self.media = [_named(item, self._content_bytes) for item in spec.media]
+        # As encoder and decoder know them: their digests name embeddings by these weights and numerics.
+        self.media = [_named(item, self._content_bytes, encoder_numerics) for item in spec.media]
         self._prompt: list[int] = np.frombuffer(spec.prompt, "<i4").tolist()
         self._writers: dict[int, Choice] = {}
         self.over: dict[int, Ending] = {}  # choices whose log is complete but for its ending
@@ -115,7 +135,40 @@ class Request:
             endings=tuple(endings),
             prompt_log=prompt_log,
             lost_decoders=self.lost_decoders,
+            numerics=self._begun_in,
+            is_exact=self._is_exact,
         )
+
+    @property
+    def decoder_numerics(self) -> str | None:
+        """Those of the decoder that its first record is from; None where there is none."""
+        return numerics.of_decoder(self._begun_in) if self._is_logged else None
+
+    def place(self, hello: Hello) -> None:
+        """A decoder is to run it. What has been logged goes on exactly where the arithmetic is the one that it was
+        begun in and no row depends on its neighbours."""
+        encoder = self._encoder_numerics if self.media else None
+        self._runs_in = numerics.joined(hello.numerics, encoder)
+        varies = encoder is not None and numerics.vary(encoder)
+        self._computes_again_alike = hello.row_invariant and not varies
+        equal = self._computes_again_alike and self._runs_in == self._begun_in
+        self._stays_exact = equal or not self._is_logged
+
+    def computes_again(self) -> None:
+        """What was computed of it behind its first token is lost, and computed again where it runs."""
+        if self._computes_again_alike:
+            return
+        self._stays_exact = False
+        for writer in self._writers.values():
+            writer.token_prefix = b""  # the next event says so
+
+    def origin_of(self, records: bytes) -> Origin:
+        """Where records come from that are about to be logged. Without any, where those before them do."""
+        if records:
+            self._is_logged = True
+            self._begun_in = self._begun_in or self._runs_in
+            self._is_exact = self._is_exact and self._stays_exact
+        return Origin(self.content, self._begun_in, self._is_exact)
 
     @property
     def names(self) -> dict[str, str]:
@@ -166,7 +219,7 @@ class Request:
 
     def again(self) -> "Request":
         """The same request to go on at another decoder, with its logged tokens; ranked outputs and beams begin anew."""
-        request = Request(self.taken, self._table)
+        request = Request(self.taken, self._table, self._encoder_numerics)
         request.queue_s, request.taken_at = self.queue_s, self.taken_at
         request._preempted_before = self.num_preemptions
         return request
@@ -242,7 +295,13 @@ class Request:
             min_tokens=sampling.min_tokens,
             stop_search=stop_search,
             media=tuple(
-                MediaSpan(named.digest, item.offset, item.length, item.rows, payload=item)
+                MediaSpan(
+                    named.digest,
+                    item.offset,
+                    item.length,
+                    item.rows,
+                    Wanted(item, self._encoder_numerics),
+                )
                 for item, named in zip(spec.media, self.media, strict=True)
             ),
             lora_id=spec.lora_id,
@@ -272,10 +331,10 @@ class Request:
         return known_tokens + _ISOLATED_FOR
 
 
-def _named(item: MediaItem, content: bytes) -> MediaItem:
-    if not content:
+def _named(item: MediaItem, content: bytes, numerics: str) -> MediaItem:
+    if not content and not numerics:
         return item
     named = MediaItem()
     named.CopyFrom(item)
-    named.digest = embedding_name(content, item.digest)
+    named.digest = embedding_name(content, item.digest, numerics)
     return named

@@ -138,6 +138,7 @@ class OutputTracker:
     def accept(self, link: DecoderLink, request: Request) -> None:
         """Gives a request to a decoder, or ends it if it can never run there."""
         self._owners[request.request_id] = (link, request)
+        request.place(link.hello)
         log.debug("given to a decoder", **request.names, decoder=link.member.instance_id)
         resumed = [[s] for s in request.sequences if s.num_output_tokens]
         for group in [request.fresh, *resumed] if request.fresh else resumed:

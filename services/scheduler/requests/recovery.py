@@ -75,4 +75,6 @@ def _held(request: Request) -> RequestSnapshot:
         prompt_log=known.prompt_log,
         lost_decoders=known.lost_decoders,
         content=known.content,
+        numerics=known.numerics,
+        is_exact=known.is_exact,
     )

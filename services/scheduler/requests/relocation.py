@@ -46,7 +46,7 @@ class Relocation:
         self._moved = [request for request in self._moved if _is_catching_up(request)]
         for link in leaving:
             for request in self._tracker.of(link):
-                fit = [o for o in others if _can_run(o, request)]
+                fit = _preferred([o for o in others if _can_run(o, request)], request)
                 if not _has_slot(request):
                     self._send_on(request, fit, touched)
                 elif self._may_move(request, fit):
@@ -83,7 +83,7 @@ class Relocation:
     def _move(self, request: Request, touched: dict[DecoderLink, None]) -> Request:
         router = self._fleet.router(request.content)
         assert router is not None  # the caller has found a decoder that fits
-        target = router.choose(request.sequences[0])
+        target = router.choose(request.sequences[0], request.decoder_numerics)
         touched[target] = None
         return self._tracker.move(request.request_id, target)
 
@@ -91,6 +91,12 @@ class Relocation:
 def _can_run(link: DecoderLink, request: Request) -> bool:
     """Whether it can go on there: no answer goes on with other weights."""
     return link.content == request.content and link.core.capacity.holds(request.sequences[0])
+
+
+def _preferred(links: list[DecoderLink], request: Request) -> list[DecoderLink]:
+    """Those of the numerics that it was begun in; all where there are none, or nothing is begun."""
+    begun_in = request.decoder_numerics
+    return [link for link in links if link.numerics == begun_in] or links
 
 
 def _has_slot(request: Request) -> bool:

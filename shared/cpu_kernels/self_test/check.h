@@ -8,6 +8,7 @@
 #include "plain.h"
 
 extern "C" {
+int tessera_admit();
 void tessera_start(int threads);
 void tessera_pack(int type, const void* weight, int64_t outputs, int64_t inputs, int epilogue,
                   void* panels);

@@ -12,25 +12,32 @@ struct Task {
     int64_t position, tokens, all;
 };
 
-// Queries [tokens, q heads * size] of a task over a cache.
+// A call for queries [tokens, q heads * size] of one task.
 template <class T>
-Elements<T> attended(const plain::Attention& how, const Paged<T>& paged, const Elements<T>& q,
-                     const Task& task) {
-    const int32_t numbers[] = {0, 0, (int32_t)task.tokens, (int32_t)task.position,
-                               (int32_t)task.all};
-    Elements<T> out(q.size());
+tessera::Attention attention_call(const plain::Attention& how, const Paged<T>& paged, const Elements<T>& q,
+                                  Elements<T>& out, const int32_t* task) {
     tessera::Attention call{};
     call.q = q.data();
     call.out = out.data();
     call.q_stride = call.out_stride = how.q_heads * how.size;
     call.table = paged.table.data();
-    call.tasks = numbers;
+    call.tasks = task;
     call.num_tasks = 1;
     call.q_heads = how.q_heads;
     call.scale = (float)how.scale;
     call.softcap = (float)how.softcap;
     call.window = how.window;
     call.sinks = how.sinks;
+    return call;
+}
+
+template <class T>
+Elements<T> attended(const plain::Attention& how, const Paged<T>& paged, const Elements<T>& q,
+                     const Task& task) {
+    const int32_t numbers[] = {0, 0, (int32_t)task.tokens, (int32_t)task.position,
+                               (int32_t)task.all};
+    Elements<T> out(q.size());
+    const auto call = attention_call<T>(how, paged, q, out, numbers);
     tessera_attention(TYPE<T>, &call, &paged.cache);
     return out;
 }
@@ -45,12 +52,12 @@ inline Matrix attended(const plain::Attention& how, const Matrix& q, const Matri
 
 template <class T>
 void check_attention_of(Check& check, const plain::Attention& how, int64_t pages) {
-    const int64_t length = 2 * tessera::TILE + 2 * PAGE + 3, width = how.heads * how.size;
+    const int64_t length = 2 * tessera::STRIP + 2 * PAGE + 3, width = how.heads * how.size;
     Paged<T> paged(length, pages, how.heads, how.size);
     const Matrix keys = drawn<T>(length, width), values = drawn<T>(length, width);
     paged.write(keys, values, 0);
     const Task tasks[] = {{0, 1, 0}, {0, PAGE + 1, 0}, {PAGE - 1, 1, 0}, {PAGE, 5, 0},
-                          {tessera::TILE - 2, 19, 0}, {length - 1, 1, 0}, {length - 7, 7, 0},
+                          {tessera::STRIP - 2, 19, 0}, {length - 1, 1, 0}, {length - 7, 7, 0},
                           {0, 3, length}, {0, PAGE, PAGE + 1}};
     for (const Task& task : tasks) {
         if (task.all && how.window) continue;
@@ -70,7 +77,7 @@ template <class T>
 void check_attention() {
     Check check("attention", TYPE<T>);
     const float sinks[] = {0.5f, -3, 2, 0, 4, 1, 0.25f};
-    for (int64_t size : {7, 40, 64, 128})
+    for (int64_t size : {7, 40, 64, 72, 128})
         for (int64_t pages : {1, 2, 3}) {
             plain::Attention how{6, 2, size, 1 / std::sqrt((double)size)};
             check_attention_of<T>(check, how, pages);

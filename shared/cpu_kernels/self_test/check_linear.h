@@ -1,6 +1,9 @@
 // Linear layers, and the largest output of a row by way of a sketch.
 #pragma once
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include "check.h"
 
 namespace self_test {
@@ -23,7 +26,7 @@ struct Packed {
         const bool gated = epilogue == tessera::SWIGLU;
         const int64_t outputs = gated ? weight.rows / 2 : weight.rows;
         const int64_t width = gated ? PANEL / 2 : PANEL, count = (outputs + width - 1) / width;
-        panels.resize(count * PANEL * weight.columns);
+        panels.resize(count * PANEL * tessera::whole_steps<T>(weight.columns));
         tessera_pack(TYPE<T>, elements<T>(weight).data(), outputs, weight.columns, epilogue,
                      panels.data());
         bias.resize(from ? count * PANEL : 0);
@@ -34,6 +37,32 @@ struct Packed {
         layer = {(const int32_t*)panels.data(), from ? bias.data() : nullptr, weight.columns,
                  outputs, epilogue, tessera::SAME};
     }
+};
+
+// Rows `stride` elements apart with not-a-number between them; the last one ends where memory ends.
+template <class T>
+class GuardedRows {
+public:
+    GuardedRows(const Elements<T>& from, int64_t columns, int64_t stride) {
+        const int64_t rows = (int64_t)from.size() / columns, page = sysconf(_SC_PAGESIZE);
+        const int64_t count = (rows - 1) * stride + columns, bytes = count * sizeof(Element);
+        size_ = (bytes + page - 1) / page * page + page;
+        memory_ = (char*)mmap(nullptr, size_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        mprotect(memory_ + size_ - page, page, PROT_NONE);
+        data_ = (Element*)(memory_ + size_ - page - bytes);
+        std::memset(data_, 0xff, bytes);
+        for (int64_t r = 0; r < rows; r++)
+            std::copy_n(from.data() + r * columns, columns, data_ + r * stride);
+    }
+    GuardedRows(const GuardedRows&) = delete;
+    ~GuardedRows() { munmap(memory_, size_); }
+    const typename T::Element* data() const { return data_; }
+
+private:
+    typedef typename T::Element Element;
+    char* memory_;
+    int64_t size_;
+    Element* data_;
 };
 
 template <class T>
@@ -111,6 +140,47 @@ void check_linear() {
             std::copy(w[c - PANEL], w[c - PANEL + 1], w[c]);
         check_results_of<T>(wide, largest, x, w, nullptr);
         check_results_of<T>(wide, largest, x, w, bias[0]);
+    }
+}
+
+// Numbers whose products and sums come to every edge: of any size, near the least normal ones, denormal, cancelling.
+template <class T>
+Elements<T> drawn_bits(int64_t count) {
+    Elements<T> to;
+    for (int64_t i = 0; i < count; i++) {
+        const uint32_t kind = numbers()() % 5, near = numbers()() % 4, any = numbers()() % 200;
+        const uint32_t exponents[] = {0, 1, 60 + near, any, 126};
+        const uint32_t bits = exponents[kind] << 7 | (numbers()() & 0x807f);
+        to.push_back((typename T::Element)bits);
+    }
+    return to;
+}
+
+// Sums in steps are, bit for bit, those of plain loops: every number of rows, every rest of inputs, more rows than one
+// pass and more inputs than one stretch; and what lies beside a row is never read.
+template <class T>
+void check_steps() {
+    if constexpr (tessera::IN_STEPS<T>) {
+        Check check("linear, in steps", TYPE<T>);
+        struct Shape { int64_t most, inputs, outputs; };
+        std::vector<Shape> shapes = {{70, 96, 33}, {645, 70, PANEL}, {700, 2 * 1216 + 34, 2 * PANEL}};
+        for (int64_t inputs = 2; inputs <= 66; inputs += 2) shapes.push_back({35, inputs, 3});
+        for (const auto& [most, inputs, outputs] : shapes) {
+            const auto w = drawn_bits<T>(outputs * inputs), x = drawn_bits<T>(most * inputs);
+            Elements<T> panels((outputs + PANEL - 1) / PANEL * PANEL * tessera::whole_steps<T>(inputs));
+            tessera_pack(TYPE<T>, w.data(), outputs, inputs, tessera::PLAIN, panels.data());
+            const Linear layer{(const int32_t*)panels.data(), nullptr, inputs, outputs, tessera::PLAIN, tessera::WIDE};
+            const auto right = sums_in_steps<T>(x, w, inputs);
+            // Rows apart, with not-a-number between them and after the last one, whose end is that of a page.
+            const int64_t stride = inputs + 6;
+            const GuardedRows<T> rows(x, inputs, stride);
+            for (int64_t count = most > 70 ? most : 1; count <= most; count++) {
+                std::vector<float> y(count * outputs);
+                const auto* from = rows.data() + (most - count) * stride;
+                tessera_linear(TYPE<T>, &layer, from, y.data(), count, stride, outputs);
+                check.same(y, right, (most - count) * outputs, "sums in steps");
+            }
+        }
     }
 }
 

@@ -53,13 +53,21 @@ Matrix rounded(const Matrix& from) {
     return matrix<T>(elements<T>(from), from.columns);
 }
 
-// Numbers of the type about zero, the same in every run.
+inline std::mt19937& numbers() {
+    static std::mt19937 state;
+    return state;
+}
+
+// Numbers of the type about zero, the same in every run and on every machine: sums of twelve even draws, whose
+// deviation is one.
 template <class T>
 Matrix drawn(int64_t rows, int64_t columns, double deviation = 1) {
-    static std::mt19937 numbers;
-    std::normal_distribution<double> normal(0, deviation);
     Matrix to(rows, columns);
-    for (double& value : to.values) value = normal(numbers);
+    for (double& value : to.values) {
+        int64_t sum = 0;
+        for (int i = 0; i < 12; i++) sum += numbers()() >> 16;
+        value = ((double)sum / 65536 - 6) * deviation;
+    }
     return rounded<T>(to);
 }
 
@@ -90,6 +98,27 @@ inline Matrix linear(const Matrix& x, const Matrix& w, const double* bias, int e
             gated[r][c] = gate / (1 + std::exp(-gate)) * sums[r][gated.columns + c];
         }
     return gated;
+}
+
+inline float flushed(float x) { return std::fabs(x) < 1.17549435e-38f ? std::copysign(0.0f, x) : x; }
+
+// x w^T in float32 in steps of 32 inputs, as `pairs.h` says: [x's rows, w's rows], one sum after the other.
+template <class T>
+std::vector<float> sums_in_steps(const Elements<T>& x, const Elements<T>& w, int64_t inputs) {
+    std::vector<float> sums;
+    for (size_t row = 0; row < x.size(); row += inputs)
+        for (size_t column = 0; column < w.size(); column += inputs) {
+            float sum = 0;
+            for (int64_t first = 0; first < inputs; first += 32) {
+                float chains[2] = {};
+                for (int64_t k = first; k < std::min(inputs, first + 32); k++)
+                    chains[k % 2] = flushed(std::fma(flushed(T::widen(w[column + k])),
+                                                     flushed(T::widen(x[row + k])), chains[k % 2]));
+                sum = flushed(sum + flushed(chains[0] + chains[1]));
+            }
+            sums.push_back(sum);
+        }
+    return sums;
 }
 
 // Rows over their root mean square, or over their deviation where there is a bias.

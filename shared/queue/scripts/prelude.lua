@@ -14,6 +14,14 @@ local function request(rid) return P .. ':r:' .. rid end
 
 local function log_of(rid, c) return P .. ':l:' .. rid .. ':' .. c end
 
+-- Keeps what the first record of a request was computed with and in ('' is not known), and whether its logs need not be
+-- those of an undisturbed run (1).
+local function note_origin(rid, content, numerics, inexact)
+  if content ~= '' then redis.call('HSETNX', request(rid), 'content', content) end
+  if numerics ~= '' then redis.call('HSETNX', request(rid), 'numerics', numerics) end
+  if inexact == 1 then redis.call('HSET', request(rid), 'inexact', 1) end
+end
+
 -- Reads a varint of `data` at index `at`: its value and the index behind it.
 local function varint_at(data, at)
   local value, scale = 0, 1

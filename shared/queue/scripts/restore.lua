@@ -1,12 +1,13 @@
 -- Puts a request back as far as the caller knows more of it than Redis, which has lost its last writes in a restart.
 -- ARGV: closing (6), request (16), sid or '' for a gateway, own_at, lease ms, arrived ms, rank, prompt log,
---   decoders lost with it, the content that its logs were computed with or '', log0, e0, log1, e1, ...
+--   decoders lost with it, the content that its logs were computed with or '', the numerics that they were begun in or '',
+--   whether they are inexact (0, 1), log0, e0, log1, e1, ...
 -- Returns 1, or 0: refused (no recovery; another owner took it later; its logs are not as the caller knows them; it ended)
 -- The recovery may be over before a call gets through. At any time a gateway may put back what is missing altogether, and
 -- an owner goes on with what is still its own here: nobody else can have written for it.
 local close, q = closing(), request_at(7)
 local sid, own_at, lease_ms, arrived_ms, rank = ARGV[23], tonumber(ARGV[24]), tonumber(ARGV[25]), ARGV[26], ARGV[27]
-local lost_decoders, content, LOGS = ARGV[29], ARGV[30], 31
+local lost_decoders, content, numerics, inexact, LOGS = ARGV[29], ARGV[30], ARGV[31], tonumber(ARGV[32]), 33
 local rid, r = q.rid, request(q.rid)
 local f = redis.call('HMGET', r, 'state', 'owner', 'own_at')
 local state, owner = f[1], f[2] or ''
@@ -28,7 +29,7 @@ end
 
 local function extend()
   for c, known in pairs(logs) do
-    if #known > 0 and content ~= '' then redis.call('HSETNX', r, 'content', content) end
+    if #known > 0 then note_origin(rid, content, numerics, inexact) end
     local length = redis.call('STRLEN', log_of(rid, c))
     if #known > length then redis.call('APPEND', log_of(rid, c), string.sub(known, length + 1)) end
     if c ~= 'p' and #known > 0 then redis.call('SADD', P .. ':begun', rid) end

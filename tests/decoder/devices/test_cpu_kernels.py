@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.row_check import rows_are_equal
@@ -17,7 +18,9 @@ from services.decoder.devices.cpu.device import CpuDevice
 from services.decoder.devices.cpu.torch_ops import TorchCpuOps
 from services.decoder.steps.attention_meta import Heads
 from services.decoder.weights.linear_weight import in_memory
-from shared.cpu_kernels import binding, build
+from services.vision_encoder.devices.cpu import device as vision_encoder
+from shared.cpu_kernels import binding, choice, compiling
+from shared.cpu_kernels.instruction_sets import InstructionSet
 from shared.errors import InvalidRequest
 from tests.support.decoder.instruction_sets import RUNNABLE, each, open_kernels
 from tests.support.decoder.paged_rows import LENGTHS, ROWS, Cache
@@ -75,7 +78,7 @@ def test_a_block_size_that_the_kernels_do_not_know_is_left_to_torch() -> None:
 
 
 def test_without_a_compiler_torch_does_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "find", lambda known: None)
+    monkeypatch.setattr(compiling, "find", lambda known: None)
     monkeypatch.setenv("PATH", "/nowhere")
     binding.load_kernels.cache_clear()
     try:
@@ -90,7 +93,7 @@ def test_a_compiler_that_fails_is_no_reason_to_fail(
     broken = tmp_path / "c++"
     broken.write_text("#!/bin/sh\necho out of luck >&2\nexit 1\n")
     broken.chmod(0o755)
-    monkeypatch.setattr(build, "find", lambda known: None)
+    monkeypatch.setattr(compiling, "find", lambda known: None)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     binding.load_kernels.cache_clear()
     try:
@@ -100,10 +103,10 @@ def test_a_compiler_that_fails_is_no_reason_to_fail(
 
 
 def test_the_script_says_what_there_is() -> None:
-    open_kernels(RUNNABLE[0])
-    command = [sys.executable, str(build.SOURCES / "build.py"), "--status"]
+    command = [sys.executable, str(compiling.SOURCES / "build.py"), "--status"]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert said == f"{RUNNABLE[0].name}, compiled\n"
+    assert said == choice.status() + "\n"
+    assert said.startswith(f"{RUNNABLE[0].name}, compiled, ")
 
 
 @pytest.fixture
@@ -115,19 +118,24 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
 
 
 @pytest.mark.parametrize("known", each())
-def test_a_set_can_be_forced(asked: Callable[[str], None], known: build.InstructionSet) -> None:
+def test_a_set_can_be_forced(asked: Callable[[str], None], known: InstructionSet) -> None:
     open_kernels(known)
     asked(known.name)
     kernels = binding.load_kernels(1)
     assert kernels is not None
     assert kernels.name == known.name
-    assert build.status(known.name) == f"{known.name}, compiled, as asked"
+    assert choice.status(known.name) == f"{known.name}, compiled, as asked"
+    with capture_logs() as lines:
+        CpuDevice(torch.bfloat16)
+        vision_encoder.CpuDevice(torch.bfloat16)
+    told = [(line["instructions"], line["why"]) for line in lines if line["event"] == "CPU kernels"]
+    assert told == 2 * [(known.name, "as asked")]
 
 
 def test_none_leaves_the_work_to_torch(asked: Callable[[str], None]) -> None:
     asked("none")
     assert isinstance(CpuDevice(torch.bfloat16).ops, TorchCpuOps)
-    assert build.status("none") == "torch alone, as asked"
+    assert choice.status("none") == "torch alone, as asked"
 
 
 FOREIGN = {"x86_64": "neon", "aarch64": "avx2"}[RUNNABLE[0].machine]

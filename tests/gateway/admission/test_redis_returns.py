@@ -15,6 +15,7 @@ from services.gateway.gateway import open_gateway
 from services.gateway.timings import Timings
 from services.launcher.redis.embedded_redis import EmbeddedRedis
 from shared.errors import Unavailable
+from shared.queue.log_event import Origin
 from tests.support.gateway.stage import ANSWER, Stage, open_stage, until_ready
 from tests.support.network.http import plain_client
 from tests.support.network.sse import ASK_FOR_IDS, events, texts_of
@@ -111,6 +112,7 @@ async def test_what_redis_lost_is_put_back_by_the_gateway(
 ) -> None:
     async with open_stage(forgetful_redis.url, model_folder, tokenizer) as stage:
         go = pause_at(stage, 5)
+        stage.scheduler.origin = Origin(numerics="n1", is_exact=False)
         running = {**BODY, "n": 2, "logprobs": True, "prompt_logprobs": 1, "stream": True}
         async with stage.http.stream("POST", CHAT, json=running, headers=ASK_FOR_IDS) as reply:
             parts = reply.aiter_text()
@@ -122,10 +124,14 @@ async def test_what_redis_lost_is_put_back_by_the_gateway(
             await stage.admitted(2)
             forgetful_redis.kill()
             forgetful_redis.start()
+            stage.scheduler.origin = Origin()  # what it has said once the gateway knows
             go.set()
             stage.scheduler.taking = True
             text += "".join([part async for part in parts])
         assert texts_of(events(text)) == {0: ANSWER, 1: ANSWER}
+        rid = reply.headers["x-request-id"]
+        state = (await stage.http.get(f"/v1/requests/{rid}")).json()
+        assert state["exact"] is False
         whole = (await waiting).json()
         assert whole["choices"][0]["message"]["content"] == ANSWER
         page = (await stage.http.get("/metrics")).text

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import Tokenizer
 
 from services.gateway.gateway import Gateway, open_gateway
 from services.gateway.model.output_forms import OutputForms
@@ -16,7 +16,16 @@ from tessera.gateway.v1.chat_pb2 import ChatMessage, ChatRequest, ContentPart, G
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
 from tessera.scheduler.v1.queue_pb2 import MessageFormat
 from tests.support.gateway.forms import Acceptor
-from tests.support.gateway.stage import MODEL, Stage, open_stage, until_ready, write_model
+from tests.support.gateway.marked_model import (
+    ANSWER,
+    FIRST,
+    SECOND,
+    THOUGHT,
+    WEATHER,
+    marked_tokenizer,
+    write_marked_model,
+)
+from tests.support.gateway.stage import MODEL, Stage, open_stage, until_ready
 from tests.support.network.http import plain_client
 from tests.support.network.sse import ASK_FOR_IDS, events, merged, with_ids
 from tests.support.tokenizers import byte_level_tokenizer, token_id
@@ -26,36 +35,16 @@ TOOLS: Any = [
     {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}},
     {"type": "function", "function": {"name": "stop"}},
 ]
-WEATHER = '{"city": "Łódź", "days": [1, {"a": "</b>"}]}'
-FIRST = f'<tool_call>\n{{"name": "weather", "arguments": {WEATHER}}}\n</tool_call>'
-SECOND = '<tool_call>\n{"name": "stop"}\n</tool_call>'
-THOUGHT = "The user wants 天气."
-ANSWER = f"<think>\n{THOUGHT}\n</think>\n\nOne moment. \n{FIRST}\n{SECOND}"
-# As in Qwen3's, that special tokens and markers are tokens of their own; one marker is special, as others have them.
-TEMPLATE = (
-    "{% if tools %}tools <tool_call>{% endif %}{% for m in messages %}{{ m['content'] }}"
-    "{% endfor %}</think>"
-)
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    made = byte_level_tokenizer()
-    for marker, special in (
-        ("<think>", False),
-        ("</think>", False),
-        ("<tool_call>", True),
-        ("</tool_call>", False),
-    ):
-        made.add_tokens([AddedToken(marker, special=special, normalized=False)])
-    return made
+    return marked_tokenizer()
 
 
 @pytest.fixture
 def model_folder(tmp_path: Path, tokenizer: Tokenizer) -> Path:
-    folder = write_model(tmp_path / MODEL, tokenizer)
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    return folder
+    return write_marked_model(tmp_path / MODEL, tokenizer)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from services.gateway.api.ollama import models
 from services.gateway.decoding.decode import decode
 from services.gateway.gateway import Gateway
-from services.gateway.reading.structured.constraint import LONGEST
+from services.gateway.reading.constraint import LONGEST
 from shared.errors import InvalidRequest
 from tests.support.gateway.forms import Acceptor
 from tests.support.gateway.stage import ANSWER, MAX_MODEL_LEN, MODEL, Stage, open_stage

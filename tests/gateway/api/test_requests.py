@@ -8,6 +8,7 @@ import pytest
 from shared.errors import Internal, NotFound
 from shared.net.channels import open_channel
 from shared.net.rpc.errors import calling
+from shared.queue.log_event import Origin
 from tessera.common.v1.ending_pb2 import FinishReason
 from tessera.gateway.v1.chat_pb2 import CancelRequestRequest, GetRequestRequest
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
@@ -37,6 +38,7 @@ async def test_the_state_of_a_request_that_completed(stage: Stage) -> None:
     order = [times[f"{name}_ms"] for name in ("arrived", "taken", "first_token", "ended")]
     assert order == sorted(order) and order[0] > 0
     assert found["attempts"] == 1 and found["created"] == reply.json()["created"]
+    assert found["exact"] is True
 
 
 async def test_a_request_waits_runs_and_is_cancelled(stage: Stage) -> None:
@@ -101,6 +103,7 @@ async def test_the_same_over_grpc(stage: Stage) -> None:
         found = await stub.GetRequest(GetRequestRequest(request_id=rid))
         assert (found.request_id, found.status, found.attempts) == (rid, "completed", 1)
         assert found.choices[0].tokens == len(tokens) == found.completion_tokens
+        assert found.exact
         assert found.choices[0].reason == FinishReason.FINISH_REASON_STOP
         assert 0 < found.arrived_ms <= found.taken_ms <= found.first_token_ms <= found.ended_ms
         assert await stub.CancelRequest(CancelRequestRequest(request_id=rid)) == found
@@ -110,6 +113,17 @@ async def test_the_same_over_grpc(stage: Stage) -> None:
         ):
             with pytest.raises(NotFound), calling("gateway"):
                 await call
+
+
+async def test_an_answer_that_went_on_with_other_numerics_is_not_exact(stage: Stage) -> None:
+    stage.says(ANSWER)
+    stage.scheduler.origin = Origin("c0", "n1", is_exact=False)
+    rid = (await stage.chat()).headers["x-request-id"]
+    found = await state_of(stage, rid)
+    assert (found["exact"], found["content"]) == (False, "c0")
+    async with open_channel(stage.gateway.grpc_address) as channel:
+        status = await ChatServiceStub(channel).GetRequest(GetRequestRequest(request_id=rid))
+    assert not status.exact
 
 
 async def test_other_methods_are_named(stage: Stage) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from services.gateway.api.openai.replies import ReplyWriter
+from services.gateway.api.part_stream import PartStream
+from services.gateway.api.responses.creation import Creation
 from services.gateway.following.answer import Answer, AnswerFold
 from services.gateway.http.exchange import Exchange
 from shared.errors import Internal
@@ -18,7 +20,7 @@ from tests.support.gateway.stage import Stage
 from tests.support.uncollected import alive, without_collecting
 
 STOPS = ["never" * 100] * 4
-_KINDS = (Answer, AnswerFold, StopSearch, StopStrings, ReplyWriter, Exchange)
+_KINDS = (Answer, AnswerFold, StopSearch, StopStrings, ReplyWriter, PartStream, Creation, Exchange)
 
 
 async def whole(stage: Stage) -> None:
@@ -55,7 +57,33 @@ async def over_grpc(stage: Stage) -> None:
             pass
 
 
-@pytest.mark.parametrize("use", [whole, streamed, two_prompts, failed, left, over_grpc])
+async def of_parts(stage: Stage) -> None:
+    turns = [{"role": "user", "content": "one"}]
+    for stream in (False, True):
+        body: dict[str, Any] = {"messages": turns, "stop_sequences": STOPS, "stream": stream}
+        assert (await stage.http.post("/v1/messages", json=body)).status_code == 200
+        body = {"input": "one", "stop": STOPS, "stream": stream}
+        assert (await stage.http.post("/v1/responses", json=body)).status_code == 200
+    made = await stage.http.post("/v1/responses", json=body | {"stream": False, "background": True})
+    async with asyncio.timeout(10):
+        while (await stage.http.get(f"/v1/responses/{made.json()['id']}")).json()[
+            "status"
+        ] != "completed":
+            await asyncio.sleep(0.01)
+
+
+async def failed_in_parts(stage: Stage) -> None:
+    stage.scheduler.failure = Internal("BAD_LUCK", "it broke").to_failure()
+    stage.scheduler.answer = lambda spec: [[5]]
+    for stream, status in ((False, 500), (True, 200)):
+        body = {"input": "one", "stop": STOPS, "stream": stream}
+        assert (await stage.http.post("/v1/responses", json=body)).status_code == status
+
+
+@pytest.mark.parametrize(
+    "use",
+    [whole, streamed, two_prompts, failed, left, over_grpc, of_parts, failed_in_parts],
+)
 async def test_ended_answers_are_freed(
     stage: Stage, use: Callable[[Stage], Awaitable[None]]
 ) -> None:

@@ -166,6 +166,7 @@ async def test_the_header_is_as_good_as_the_query(stage: Stage, other: Gateway) 
     "after",
     ["17", "r_x/17", "{rid}", "{rid}/", "{rid}/1.2", "{rid}/-1", "{rid}/9999", "{rid}/3e", "{rid}/3x",
      "r_00000000_00000000000000000000000000000000/1", "{rid}/03", "{rid}/00", "{rid}/h01", "{rid}/+3",
+     "{rid}/1+1", "{rid}/1+0",
      "{rid}/ 3", "{rid}/3 ", " {rid}/3", "{rid}/\u0663", "{rid}/h\u0661", "{rid}/3\n"],
 )  # fmt: skip
 async def test_what_is_no_event_of_the_request_is_refused(stage: Stage, after: str) -> None:

@@ -38,11 +38,11 @@ async def test_a_slash_does_not_make_it_another_request(stage: Stage) -> None:
 
 async def test_the_openai_client_learns_what_is_not_offered(stage: Stage) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
-        await stage.openai.responses.create(model=MODEL, input="hello")
+        await stage.openai.conversations.create()
     body: Any = caught.value.body
     assert (caught.value.code, caught.value.param) == ("route_not_offered", None)
-    assert body["message"].startswith("/v1/responses is not offered: ")
-    assert "/v1/chat/completions" in body["message"]
+    assert body["message"].startswith("/v1/conversations is not offered: ")
+    assert "/v1/responses" in body["message"].partition(": ")[2]
     with pytest.raises(openai.NotFoundError, match="vectors"):
         await stage.openai.embeddings.create(model=MODEL, input="hello")
     with pytest.raises(openai.NotFoundError, match="text alone"):

@@ -10,11 +10,11 @@ import pytest
 
 from services.launcher.doctor import ascend_diagnosis
 from services.launcher.doctor.finding import Finding
-from shared.cpu_kernels import build
+from shared.cpu_kernels import compiling
 from shared.errors import InvalidRequest
 from tests.support.processes.ascend_machine import HELD_910B, INFO_310P, AscendMachine
 
-pytestmark = pytest.mark.skipif(build.compiler() is None, reason="there is no compiler here")
+pytestmark = pytest.mark.skipif(compiling.compiler() is None, reason="there is no compiler here")
 NOBODY = 65534
 
 

@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 
-from services.scheduler.encoders import Encoders
+from services.scheduler.encoders import Encoders, NumericsGone
 from shared.artifacts.embedding_name import embedding_name
 from shared.errors import NotFound, Overloaded, ServingError, Unavailable
 from shared.net.rpc.server import RpcServer
+from shared.queue import TakenRequest
 from shared.queue.keys import new_instance_id
 from shared.queue.registry import Announcement, Directory
 from tessera.artifact.v1.artifact_pb2 import ArtifactRef
 from tessera.common.v1.media_pb2 import MediaItem
+from tessera.scheduler.v1.queue_pb2 import RequestSpec
 from tessera.vision_encoder.v1 import vision_encoder_pb2_grpc
 from tessera.vision_encoder.v1.vision_encoder_pb2 import EncodeResponse, ReleaseResponse
 from tests.support.scheduler_bench import Bench
@@ -40,7 +42,7 @@ class PlayedEncoder(vision_encoder_pb2_grpc.VisionEncoderServiceServicer):
         await self.gate.wait()
         if self.failure is not None:
             raise self.failure
-        name = embedding_name(request.content, request.media.digest)
+        name = embedding_name(request.content, request.media.digest, request.numerics)
         return EncodeResponse(embeddings=ArtifactRef(digest=name))
 
     async def Release(self, request: Any, context: Any) -> ReleaseResponse:
@@ -49,7 +51,7 @@ class PlayedEncoder(vision_encoder_pb2_grpc.VisionEncoderServiceServicer):
 
 
 @contextlib.asynccontextmanager
-async def started(bench: Bench) -> AsyncIterator[PlayedEncoder]:
+async def started(bench: Bench, numerics: str = "") -> AsyncIterator[PlayedEncoder]:
     played = PlayedEncoder()
     async with RpcServer("127.0.0.1:0", grace_s=0) as server:
         server.add(
@@ -59,7 +61,15 @@ async def started(bench: Bench) -> AsyncIterator[PlayedEncoder]:
         )
         await server.ready()
         name = new_instance_id()
-        async with Announcement(bench.redis, bench.keys, "vision_encoder", name, server.address):
+        announcement = Announcement(
+            bench.redis,
+            bench.keys,
+            "vision_encoder",
+            name,
+            server.address,
+            numerics=numerics,
+        )
+        async with announcement:
             yield played
 
 
@@ -185,3 +195,57 @@ async def test_an_item_is_encoded_with_the_weights_of_the_decoder_that_needs_it(
             while not old.released:
                 await asyncio.sleep(0.01)
         assert not new.released
+
+
+def asking_for(item: MediaItem, begun_in: str = "") -> TakenRequest:
+    spec = RequestSpec(request_id="r", media=[item])
+    return TakenRequest(spec, 0, 0, (b"",), (None,), numerics=begun_in)
+
+
+async def test_embeddings_are_asked_of_the_encoders_whose_numerics_are_in_their_name(
+    bench: Bench,
+) -> None:
+    async with (
+        started(bench, "one") as one,
+        started(bench, "two") as two,
+        opened(bench, 60) as encoders,
+    ):
+        items = [MediaItem(digest=bytes([i]) * 16, rows=4) for i in range(20)]
+        chosen = [encoders.numerics_for(asking_for(item)) for item in items]
+        assert set(chosen) == {"one", "two"}, "both have something to do"
+        for item, numerics in zip(items, chosen, strict=True):
+            assert encoders.numerics_for(asking_for(item)) == numerics
+            made = await encoders.encode(item, "1", b"w", numerics)
+            assert made.digest == embedding_name(b"w", item.digest, numerics)
+        assert (one.calls, two.calls) == (chosen.count("one"), chosen.count("two"))
+        # What has begun keeps to its own as long as there are any.
+        for begun_in in ("one", "two"):
+            found = {encoders.numerics_for(asking_for(i, f"d+{begun_in}")) for i in items}
+            assert found == {begun_in}
+        gone = {encoders.numerics_for(asking_for(i, "d+three")) for i in items}
+        assert gone == {"one", "two"}
+        assert encoders.numerics_for(TakenRequest(RequestSpec(), 0, 0, (), ())) == ""
+
+
+async def test_without_encoders_of_its_numerics_an_item_must_be_named_anew(bench: Bench) -> None:
+    async with started(bench, "two"), opened(bench, 60) as encoders:
+        async with started(bench, "one") as one:
+            one.failure = Unavailable("CUT", "it is cut off")
+            async with asyncio.timeout(20):
+                # It fails for so long, or leaves the registry, and there is another.
+                while encoders.numerics_for(asking_for(ITEM, "d+one")) != "one":
+                    await asyncio.sleep(0.01)
+                with pytest.raises(NumericsGone):
+                    await encoders.encode(ITEM, "1", b"w", "one")
+            assert encoders.numerics_for(asking_for(ITEM, "d+one")) == "two"
+        made = await encoders.encode(ITEM, "1", b"w", "two")
+        assert made.digest == embedding_name(b"w", ITEM.digest, "two")
+
+
+async def test_the_only_encoders_are_waited_for_whatever_their_numerics(bench: Bench) -> None:
+    async with opened(bench, 60) as encoders:
+        call = asyncio.create_task(encoders.encode(ITEM, "1", b"w", "one"))
+        await asyncio.sleep(0.2)
+        async with started(bench, "one"):
+            made = await asyncio.wait_for(call, 20)
+    assert made.digest == embedding_name(b"w", ITEM.digest, "one")

@@ -33,6 +33,7 @@ class Link:
     draining: bool = False
     token_s: float = 0.001
     step_s: float = 0.001
+    numerics: str = ""
 
     def predict(self, tokens: int) -> float:
         return (self.step_s + self.token_s * tokens) if self.token_s else 0.0
@@ -56,11 +57,11 @@ class Fleet:
         for link in links:
             self.router.add(link)
 
-    def send(self, prompt: list[int], max_tokens: int = 4) -> Link:
+    def send(self, prompt: list[int], max_tokens: int = 4, begun_in: str | None = None) -> Link:
         self.sent += 1
         name = f"r{self.sent}"
         sequence = Sequence(name, list(prompt), len(prompt), max_tokens, arrival=self.sent)
-        link = self.router.choose(sequence)
+        link = self.router.choose(sequence, begun_in)
         assert link.core.add(sequence) is None
         return link
 
@@ -246,3 +247,27 @@ def test_the_index_finds_the_longest_prefix_and_forgets_the_oldest() -> None:
     for number in range(20):
         index.add(hashes[:1], str(number))
     assert index.find(hashes[:1])[0] == tuple(str(number) for number in range(12, 20))
+
+
+@pytest.mark.parametrize("count", [2, 20])
+def test_what_goes_on_keeps_to_equal_numerics_as_long_as_there_is_room(count: int) -> None:
+    links = [Link(numerics="one"), *(Link(numerics="two") for _ in range(count - 1))]
+    mixed, (own, *others) = Fleet(*links), links
+    sent = [mixed.send(text(n, 20), max_tokens=50, begun_in="one") for n in range(8)]
+    assert set(sent) == {own}
+    # All its slots are taken: there is no waiting where others have room.
+    assert mixed.send(text(9, 20), begun_in="one") in others
+    assert mixed.send(text(10, 20), begun_in="three") in others
+    own.work()
+    assert mixed.send(text(11, 20), begun_in="one") is own
+    own.draining = True
+    assert mixed.send(text(12, 20), begun_in="one") in others
+
+
+def test_where_all_must_wait_what_goes_on_waits_for_equal_numerics() -> None:
+    own, other = Link(numerics="one"), Link(numerics="two")
+    mixed = Fleet(own, other)
+    for number in range(30):
+        mixed.send(text(number, 20), max_tokens=50)
+    for number in range(30, 40):
+        assert mixed.send(text(number, 20), begun_in="one") is own

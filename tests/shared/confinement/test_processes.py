@@ -5,6 +5,7 @@ import os
 import resource
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -70,16 +71,15 @@ def test_an_answer_in_small_pieces_has_one_deadline(monkeypatch: pytest.MonkeyPa
     assert caught.value.is_time
 
 
-def test_one_that_hangs_up_and_goes_on_is_ended(
-    processes: ConfinedProcesses, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(process, "_END_S", 1.0)
-    processes.ask(FINE)
-    (pid,) = processes.pids
-    with pytest.raises(JobLimit, match="broke its process"):
-        processes.ask({"do": "hang up"})
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
+def test_one_that_hangs_up_and_goes_on_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3]))
+    with ConfinedProcesses(replace(WORK, end_s=1.0)) as processes:
+        processes.ask(FINE)
+        (pid,) = processes.pids
+        with pytest.raises(JobLimit, match="broke its process"):
+            processes.ask({"do": "hang up"})
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
 
 
 @pytest.mark.parametrize("seen", [True, False])

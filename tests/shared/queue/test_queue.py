@@ -7,6 +7,7 @@ import pytest
 
 from shared.errors import Conflict, Overloaded
 from shared.queue import Append, AppendCode, ControlChannel, Places, token_log
+from shared.queue.log_event import Origin
 from shared.queue.registry import Announcement, Directory
 from tessera.common.v1 import ending_pb2
 from tests.support.queue.client import NO_LOAD, STOP, QueueClient
@@ -247,7 +248,7 @@ async def test_a_request_is_taken_for_the_weights_that_it_has_begun_with(
     # The first hundred have begun with the old weights; their scheduler gives them back.
     assert len(await client.take("a", 100, 10**6, content="01d")) == 100
     for rid in sorted(taken := await client.queue.owned("a")):
-        record = Append(rid, 0, 0, 4, token_log.encode_tokens([7]), content="01d")
+        record = Append(rid, 0, 0, 4, token_log.encode_tokens([7]), origin=Origin("01d"))
         await client.queue.append("a", [record])
     await client.queue.give_back("a", taken)
     # Whoever has the new ones finds what is new behind all of them, or nothing; nothing is taken twice.
@@ -256,3 +257,34 @@ async def test_a_request_is_taken_for_the_weights_that_it_has_begun_with(
     assert sorted(await client.take("a", 200, 10**6, content="01d")) == sorted(
         {*taken, *rids} - set(found)
     )
+
+
+async def test_a_request_keeps_what_it_was_begun_in_and_whether_it_is_exact(
+    client: QueueClient,
+) -> None:
+    rid = await client.admit()
+    await client.scheduler("a")
+    await client.take("a")
+
+    async def append(start: int, records: bytes, origin: Origin) -> None:
+        await client.queue.append("a", [Append(rid, 0, start, 4, records, origin=origin)])
+
+    async def found() -> tuple[str, bool, bool]:
+        state = await client.queue.lookup(rid, "")
+        (delta,) = await client.queue.read_deltas([(rid, 0, 0)])
+        assert state is not None and delta is not None
+        return delta.numerics, delta.is_exact, state.is_exact
+
+    assert await found() == ("", True, True)
+    await append(0, token_log.encode_tokens([7]), Origin("01d", "n1"))
+    assert await found() == ("n1", True, True)
+    # What is there already, or nothing, changes nothing.
+    await append(0, token_log.encode_tokens([7]), Origin("01d", "n2", is_exact=False))
+    await append(1, b"", Origin("01d", "n2", is_exact=False))
+    assert await found() == ("n1", True, True)
+    await append(1, token_log.encode_tokens([8]), Origin("01d", "n1", is_exact=False))
+    await append(2, token_log.encode_tokens([9]), Origin("01d", "n1"))
+    assert await found() == ("n1", False, False)
+    await client.queue.give_back("a", [rid])
+    (taken,) = await client.queue.take("a", [Places("01d", 1, 100)]) or []
+    assert (taken.numerics, taken.is_exact) == ("n1", False)

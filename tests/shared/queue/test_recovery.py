@@ -383,16 +383,24 @@ async def test_of_lost_decoders_the_larger_number_counts(client: QueueClient) ->
     assert (await take_one(client, "a")).lost_decoders == 2
 
 
-async def test_with_which_weights_a_request_has_begun_is_put_back_with_its_log(
-    client: QueueClient,
-) -> None:
+async def test_what_has_begun_a_request_is_put_back_with_its_log(client: QueueClient) -> None:
     begun, fresh = client.spec(), client.spec()
+    first = RequestSnapshot(begun, (encode_tokens([5]),), (None,), arrived_ms=1, content="a1")
+    first = replace(first, numerics="n1", is_exact=False)
     known = [
-        RequestSnapshot(begun, (encode_tokens([5]),), (None,), arrived_ms=1, content="a1"),
-        RequestSnapshot(fresh, (b"",), (None,), arrived_ms=2, content="a1"),  # of no log yet
+        first,
+        replace(first, spec=fresh, logs=(b"",), arrived_ms=2),  # of no log yet
     ]
     await client.scheduler("a")
     assert await client.queue.restore(known) == [True, True]
     assert await client.take("a", content="b2") == [fresh.request_id]
     assert await client.take("a", content="b2") == []
-    assert await client.take("a", content="a1") == [begun.request_id]
+    (taken,) = await client.queue.take("a", [Places("a1", 1, 100)]) or []
+    assert (taken.spec.request_id, taken.numerics, taken.is_exact) == (
+        begun.request_id,
+        "n1",
+        False,
+    )
+    for request_id, is_exact in ((begun.request_id, False), (fresh.request_id, True)):
+        state = await client.queue.lookup(request_id, "")
+        assert state is not None and state.is_exact == is_exact

@@ -13,6 +13,7 @@ from services.decoder.worker.plans.plan import Ints, Limits, Plan, read_plan
 from shared.artifacts.store import ArtifactReader
 from shared.served_part import ServedPart
 from tessera.decoder.v1.decoder_pb2 import StepPlan, StepResult, StepTimes
+from tests.support.arithmetic.model import MODEL, Model
 from tests.support.arithmetic.worker import ArithmeticWorker
 
 # Of the models in the worlds, as often as they stand here.
@@ -24,6 +25,7 @@ ALL_NEEDS = (
     Needs(whole_prompt=True, state=True),
 )
 CONTENT = b"the only weights"  # of the decoders, unless a world has others
+NUMERICS = "arithmetic-0"  # of decoders and encoders, unless a world has others
 HIDDEN = 2  # width of an embedding row; the first number says whose it is
 
 Deliver = Callable[[StepResult], None]
@@ -39,8 +41,9 @@ class VirtualWorker(ArithmeticWorker):
         seconds: Callable[[int], float],
         broken: Callable[[str], None],
         needs: Needs | None = None,
+        model: Model = MODEL,
     ) -> None:
-        super().__init__(limits, broken, needs)
+        super().__init__(limits, broken, needs, model)
         self.embeddings = Embeddings(ArtifactReader(), lambda tensor: tensor.float(), 64)
         self._executor = executor
         self._seconds = seconds
@@ -147,13 +150,20 @@ class VirtualExecutor:
         self._next()
 
 
-def loaded(worker: VirtualWorker, step_us: float, token_us: float, content: bytes = CONTENT) -> Any:
+def loaded(
+    worker: VirtualWorker,
+    step_us: float,
+    token_us: float,
+    content: bytes = CONTENT,
+    numerics: str = NUMERICS,
+) -> Any:
     """What `services.decoder.loading.load.load` returns, without the parts that need a real model."""
     return SimpleNamespace(
         worker=worker,
         device=SimpleNamespace(asynchronous=False),
         fingerprint=b"arithmetic-model",
         content=content,
+        numerics=numerics,
         row_invariant=True,
         profile=Profile(step_bytes=0, step_us=step_us, token_us=token_us),
         needs=worker.needs,

@@ -27,7 +27,7 @@ from tessera.gateway.v1.chat_pb2 import (
     TokenIds,
 )
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
-from tests.simulation.processes.arithmetic import CONTENT
+from tests.simulation.processes.arithmetic import CONTENT, NUMERICS
 from tests.simulation.processes.media_services import PLACEHOLDER, ROWS, digest_of, picture_values
 from tests.simulation.surroundings import pieces
 from tests.simulation.virtual_loop import Process
@@ -86,7 +86,7 @@ class DrawnRequest:
         if picture:
             values = [*prompt[:-1], *picture_values(picture, content), prompt[-1]]
             ids = [*prompt[:-1], *[PLACEHOLDER] * ROWS, prompt[-1]]
-            media = {len(prompt) - 1: embedding_name(content, digest_of(picture))}
+            media = {len(prompt) - 1: embedding_name(content, digest_of(picture), NUMERICS)}
         stops = not ignore_eos
         root = root_of(needs, _salt(key, cache_salt), ids, media, content=content)
         first = first_state(root, values if has_prefix(needs) else ())

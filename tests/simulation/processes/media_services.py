@@ -45,7 +45,7 @@ from tessera.vision_encoder.v1.vision_encoder_pb2 import (
     ReleaseRequest,
     ReleaseResponse,
 )
-from tests.simulation.processes.arithmetic import HIDDEN
+from tests.simulation.processes.arithmetic import HIDDEN, NUMERICS
 from tests.support.arithmetic.model import picture_value
 
 if TYPE_CHECKING:
@@ -60,9 +60,9 @@ def digest_of(picture: bytes) -> bytes:
     return hashlib.blake2b(picture, digest_size=16).digest()
 
 
-def picture_values(picture: bytes, content: bytes) -> list[int]:
-    """What stands in the places of a picture, encoded with these weights."""
-    name = embedding_name(content, digest_of(picture))
+def picture_values(picture: bytes, content: bytes, numerics: str = NUMERICS) -> list[int]:
+    """What stands in the places of a picture, encoded with these weights and numerics."""
+    name = embedding_name(content, digest_of(picture), numerics)
     return [picture_value(name, row) for row in range(ROWS)]
 
 
@@ -113,7 +113,7 @@ class _Encoder(
         self._made: dict[bytes, bytes] = {}
 
     async def Encode(self, request: EncodeRequest, context: Any) -> EncodeResponse:
-        digest = embedding_name(request.content, bytes(request.media.digest))
+        digest = embedding_name(request.content, bytes(request.media.digest), request.numerics)
         cached = digest in self._made
         if not cached:
             if self._rng.random() < 0.1:
@@ -174,12 +174,17 @@ async def serve_encoder(world: "World", address: str, model: str, stop: asyncio.
             artifact_pb2_grpc.add_ArtifactServiceServicer_to_server,
             encoder,
         )
-        await _announced(server, "vision_encoder", model, stop)
+        await _announced(server, "vision_encoder", model, stop, world.encoder_numerics(address))
 
 
-async def _announced(server: RpcServer, service: str, model: str, stop: asyncio.Event) -> None:
+async def _announced(
+    server: RpcServer, service: str, model: str, stop: asyncio.Event, numerics: str = ""
+) -> None:
     await server.ready()
     redis = connect("redis://simulated")
-    async with Announcement(redis, Keys(model), service, new_instance_id(), server.address):
+    announcement = Announcement(
+        redis, Keys(model), service, new_instance_id(), server.address, numerics=numerics
+    )
+    async with announcement:
         await stop.wait()
     await redis.aclose()

@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable
 
-from shared.queue.log_event import LogEventWriter
+from shared.queue.log_event import LogEventWriter, Origin
 from shared.queue.token_log import encode_tokens
 from tessera.common.v1.ending_pb2 import Ending, FinishReason
 
@@ -68,6 +68,8 @@ class Draw:
             self._restore,
             self._restore,
             self._media,
+            self._response,
+            self._response,
         ]
 
     def next(self) -> Call:
@@ -148,9 +150,11 @@ class Draw:
             # A position has one token whoever writes it, or another now and then.
             tokens = [7 * (start + i) + choice + 2 for i in range(count)]
             ending = rng.choice(_ENDINGS) if choice >= 0 and rng.random() < 0.15 else None
-            content = rng.choice(["a1", "b2", ""])
+            origin = Origin(
+                rng.choice(["a1", "b2", ""]), rng.choice(["n1", "n2", ""]), rng.random() < 0.8
+            )
             records = encode_tokens(tokens)
-            batch += LogEventWriter(rid, choice, 4).event(start, records, ending, content)
+            batch += LogEventWriter(rid, choice, 4).event(start, records, ending, origin)
             if start <= known:
                 self._lengths[rid, choice] = max(known, start + count)
         return "append", [self._sid(), _KEEP_S, _text(batch)]
@@ -198,7 +202,7 @@ class Draw:
     def _announce(self) -> Call:
         rng = self._rng
         did, address = rng.choice(["d1", "d2"]), rng.choice(["d:1", "d:1", ""])
-        said = rng.choice([[], ["", "", "5"], ["", rng.choice(["a1", "b2"]), "700"]])
+        said = rng.choice([[], ["", "", "5"], ["", rng.choice(["a1", "b2"]), "700", "n1"]])
         return "announce", ["decoder", did, address, "2500", "9000000", *said]
 
     def _members(self) -> Call:
@@ -249,6 +253,7 @@ class Draw:
         arrived = str(self.now_us // 1000 - 500)
         words = [owner, own_at, "1500", arrived, str(self.now_us - 500_000), ""]
         words += [str(rng.choice([0, 0, 1, 2])), rng.choice(["", "a1", "b2"])]
+        words += [rng.choice(["", "n1", "n2"]), rng.choice(["0", "1"])]
         return "restore", [*self._closing(), *request, *words, *logs]
 
     def _media(self) -> Call:
@@ -256,3 +261,13 @@ class Draw:
         if self._rng.random() < 0.3:
             return "media_renew", ["5000", digest]
         return "media_reserve", [digest, size, "5000", "100"]
+
+    def _response(self) -> Call:
+        rng, rid = self._rng, self._rng.choice(self._rids)
+        if rng.random() < 0.2:
+            return "response_forget", [rid]
+        fields = ["tenant", "x", "previous", "", "input", "i" * rng.randint(1, 60)]
+        must = "0"
+        if rng.random() < 0.5:
+            must, fields = "1", rng.choice([[], ["response", "r" * rng.randint(1, 90)]])
+        return "response_keep", [rid, "600000", "150", must, *fields]

@@ -87,10 +87,13 @@ class Model:
     vocabulary: int = 200
     stop_token: int = 0
     stop_every: int = 60
+    rounding: int = (
+        0  # another number stands for other numerics: it chooses otherwise from the same state
+    )
 
     def next_token(self, state: int, choice: int = 0) -> int:
         """The token that follows."""
-        value = mix(state, 7_000_003 * (choice + 1))
+        value = mix(state, 7_000_003 * (choice + 1) + self.rounding)
         if value % self.stop_every == 0:
             return self.stop_token
         return 1 + (value >> 8) % (self.vocabulary - 1)
@@ -123,6 +126,11 @@ class Model:
 
 
 MODEL = Model()
+
+
+def rounding(numerics: str) -> Model:
+    """The model as decoders of these numerics compute it: "name-3" stands for the rounding 3."""
+    return Model(rounding=int(numerics.rpartition("-")[2] or 0))
 
 
 def generate(prompt: Sequence[int], count: int, choice: int = 0) -> list[int]:

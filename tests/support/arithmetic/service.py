@@ -9,7 +9,7 @@ from shared.errors import Precondition, Superseded, Unavailable
 from shared.queue.keys import new_instance_id
 from tessera.decoder.v1 import decoder_pb2
 from tessera.decoder.v1.decoder_pb2_grpc import DecoderServiceServicer
-from tests.support.arithmetic.model import BLOCK_SIZE
+from tests.support.arithmetic.model import BLOCK_SIZE, rounding
 from tests.support.arithmetic.worker import ArithmeticWorker
 
 _LIMITS = Limits(
@@ -25,10 +25,13 @@ _LIMITS = Limits(
 
 class ArithmeticDecoder(DecoderServiceServicer):
     """Answers plans, each after `delay_s`; `broken` lists what they did wrong. What it computes depends on the names of
-    blocks, and these on `content`, its weights.
+    blocks, and these on `content`, its weights. How it
+    rounds depends on `numerics`, such as "name-3".
     """
 
-    def __init__(self, delay_s: float = 0.0, content: bytes = b"") -> None:
+    def __init__(self, delay_s: float = 0.0, content: bytes = b"", numerics: str = "") -> None:
+        self.numerics = numerics
+        self.row_invariant = True
         self.id = new_instance_id()
         self.content = content
         self.delay_s = delay_s
@@ -40,7 +43,7 @@ class ArithmeticDecoder(DecoderServiceServicer):
         self.num_plans = 0  # that came
         self.num_computed = 0  # tokens that rows were made of
         self.met: set[str] = set()  # requests that were ever introduced
-        self._worker = ArithmeticWorker(_LIMITS, self.broken.append)
+        self._worker = ArithmeticWorker(_LIMITS, self.broken.append, model=rounding(numerics))
 
     @property
     def slots(self) -> dict[int, list[int]]:
@@ -70,6 +73,8 @@ class ArithmeticDecoder(DecoderServiceServicer):
                 max_batched_tokens=_LIMITS.max_batched_tokens,
                 plans_in_flight=2,
                 content=self.content,
+                numerics=self.numerics,
+                row_invariant=self.row_invariant,
             )
         )
         async for request in requests:

@@ -21,6 +21,7 @@ from tessera.decoder.v1.decoder_pb2 import FailedRow, NewSequence, PromptLogprob
 from tests.support.arithmetic.model import (
     FIRST_PICTURE_VALUE,
     MODEL,
+    Model,
     first_state,
     has_prefix,
     is_alone,
@@ -53,9 +54,14 @@ class ArithmeticWorker:
     """
 
     def __init__(
-        self, limits: Limits, broken: Callable[[str], None], needs: Needs | None = None
+        self,
+        limits: Limits,
+        broken: Callable[[str], None],
+        needs: Needs | None = None,
+        model: Model = MODEL,
     ) -> None:
         self.limits = limits
+        self._model = model
         self.needs = needs or Needs()
         self.sealed = SealedBlocks(limits.num_blocks)
         self.slots = SlotTable(
@@ -277,7 +283,7 @@ class ArithmeticWorker:
                 continue
             length = int(slots.length[slot])
             self._check(length == end, f"slot {slot}: a sample at {end} of {length} tokens")
-            tokens.append(MODEL.next_token(state, int(slots.choice[slot])))
+            tokens.append(self._model.next_token(state, int(slots.choice[slot])))
             own.append(float("nan") if num_top is None else MODEL.logprobs(state)[tokens[-1]])
             top += MODEL.top(state, num_top) if num_top else []
             owner = np.asarray([slot])

@@ -2,6 +2,7 @@
 
 from services.decoder.worker.plans.plan import read_plan
 from services.decoder.worker.worker import Worker
+from tessera.common.v1.sampling_pb2 import SamplingParams
 from tessera.decoder.v1.decoder_pb2 import StepPlan, StepResult
 from tests.support.decoder.step_stream import Text, greedy, introduce, make_plan
 
@@ -12,12 +13,14 @@ LARGEST = 1
 BLOCKS = 3  # of each sequence
 
 
-def run_prompts(worker: Worker) -> StepResult:
-    """The first step of a worker without sequences: all prompts in full, and a token of each."""
+def run_prompts(worker: Worker, sampling: SamplingParams | None = None) -> StepResult:
+    """The first step of a worker without sequences: all prompts in full, and a token of each, greedily unless
+    `sampling` says otherwise."""
     worker.reset()
+    sampling = sampling or greedy()
     plan = make_plan(
         step=1,
-        new=[introduce(Text(slot, PROMPTS[slot], greedy())) for slot in SLOTS],
+        new=[introduce(Text(slot, PROMPTS[slot], sampling)) for slot in SLOTS],
         edit_slot=SLOTS,
         edit_index=[0] * len(SLOTS),
         edit_len=[BLOCKS] * len(SLOTS),

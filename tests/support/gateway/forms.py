@@ -7,8 +7,8 @@ from typing import Any
 from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 
+from services.gateway.reading.constraint import Kind
 from services.gateway.reading.structured.compiling import compiled
-from services.gateway.reading.structured.constraint import Kind
 from tests.support.tokenizers import token_id
 
 

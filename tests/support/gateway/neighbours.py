@@ -18,6 +18,7 @@ from shared.net import tasks
 from shared.net.rpc.server import RpcServer
 from shared.queue import Append, AppendCode, Places, Queue, TakenRequest, connect
 from shared.queue.keys import Keys, new_instance_id
+from shared.queue.log_event import Origin
 from shared.queue.registry import Announcement
 from shared.queue.token_log import decode_tokens, encode_logprobs, encode_tokens, stride
 from shared.served_part import ServedPart
@@ -194,6 +195,7 @@ class SchedulerPlayer:
         self.failing: set[int] | None = None
         # Seconds in the queue, as endings say; None says nothing.
         self.queued_s: float | None = None
+        self.origin = Origin()  # of all records
         # Told with every ending.
         self.cached_tokens = self.preemptions = 0
         self.load = GetLoadResponse(
@@ -361,7 +363,7 @@ class SchedulerPlayer:
                 encode_logprobs(token, *score(token, start + i, k))
                 for i, token in enumerate(tokens)
             )
-        append = Append(rid, choice, start, size, records, ending)
+        append = Append(rid, choice, start, size, records, ending, self.origin)
         while True:
             try:
                 (answer,) = await self.queue.append(self.id, [append])

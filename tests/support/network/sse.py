@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from typing import Any
+from typing import Any, NamedTuple
 
 ASK_FOR_IDS = {"X-Tessera-Event-Ids": "1"}
 
@@ -61,3 +61,26 @@ def _add(into: dict[str, Any], name: str, value: Any) -> None:
         into[name] = into[name] + value
     elif value is not None or name not in into:
         into[name] = value
+
+
+class NamedEvent(NamedTuple):
+    """An event with a name: its id, empty for none, and its object."""
+
+    name: str
+    event_id: str
+    content: dict[str, Any]
+
+
+def named_events(text: str) -> list[NamedEvent]:
+    """The events of a stream in which each has a name, which its object says too. Nothing is left over."""
+    found = []
+    *blocks, rest = text.split("\n\n")
+    assert rest in ("", ": ping\n")
+    for block in blocks:
+        lines = [line for line in block.split("\n") if line and not line.startswith(":")]
+        fields = dict(line.split(": ", 1) for line in lines)
+        if fields:
+            content = json.loads(fields["data"])
+            assert content["type"] == fields["event"]
+            found.append(NamedEvent(fields["event"], fields.get("id", ""), content))
+    return found

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from services.launcher.ascend.host import CONTROL_FILES, LIBRARIES, AscendHost
-from shared.cpu_kernels import build
+from shared.cpu_kernels import compiling
 
 # As drivers 25.x print them, for an Atlas 800I A2 and for a 300I Duo with two chips on a card.
 INFO_910B = """\
@@ -130,7 +130,7 @@ def compile_runtime(folder: Path) -> None:
     """Libraries under the names of CANN's; they only count devices."""
     folder.mkdir(parents=True, exist_ok=True)
     first, *others = (folder / name for name in LIBRARIES)
-    command = [str(build.compiler()), "-shared", "-fPIC", "-x", "c", "-", "-o", str(first)]
+    command = [str(compiling.compiler()), "-shared", "-fPIC", "-x", "c", "-", "-o", str(first)]
     subprocess.run(command, input=_RUNTIME, text=True, check=True)
     for other in others:
         other.write_bytes(first.read_bytes())

@@ -38,11 +38,11 @@ class RunningEncoder:
     address: str
 
     async def encode(
-        self, item: MediaItem, retain_s: int = 60, content: bytes = b""
+        self, item: MediaItem, retain_s: int = 60, content: bytes = b"", numerics: str = ""
     ) -> EncodeResponse:
         """One call; errors are raised as the service raised them."""
         retention = Duration(seconds=retain_s)
-        request = EncodeRequest(media=item, retention=retention, content=content)
+        request = EncodeRequest(media=item, retention=retention, content=content, numerics=numerics)
         with calling("vision_encoder"):
             response: EncodeResponse = await self.stub.Encode(request, timeout=60)
         return response

@@ -85,6 +85,11 @@ class Device(ABC):
     def _make_ops(self, dtype: torch.dtype, threads: int) -> BaseOps:
         """The ops, for blocks of `block_size`."""
 
+    @abstractmethod
+    def numerics(self, *, by_torch: bool = False) -> str:
+        """What bits depend on here beyond what the fingerprint has (`shared/numerics.py`): decoders where it is equal
+        compute equal bits. by_torch: layers of the model are computed by modules of torch."""
+
     # Memory
 
     @abstractmethod

@@ -17,9 +17,10 @@ from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.staging import Array, Download
 from services.decoder.devices.cpu.ops import CpuOps
 from services.decoder.devices.cpu.torch_ops import TorchCpuOps
-from shared import processors
+from shared import numerics, processors
 from shared.cpu_kernels import binding
 from shared.cpu_kernels.packed_linear import TYPES
+from shared.torch_device import torch_arithmetic
 
 log = structlog.get_logger(__name__)
 
@@ -49,8 +50,21 @@ class CpuDevice(Device):
             torch.set_num_threads(threads)
             return TorchCpuOps(torch.device("cpu"), dtype, self.block_size)
         torch.set_num_threads(1)  # two pools would take the cores from each other
-        log.info("CPU kernels", instructions=kernels.name, threads=threads, processors=str(found))
+        log.info(
+            "CPU kernels",
+            instructions=kernels.name,
+            arithmetic="portable" if kernels.portable else "fastest",
+            why=kernels.why,
+            threads=threads,
+            processors=str(found),
+        )
         return CpuOps(dtype, kernels, self.block_size)
+
+    def numerics(self, *, by_torch: bool = False) -> str:
+        """The kernels' arithmetic and its version; torch's own where it computes."""
+        arithmetic = self.ops.arithmetic if isinstance(self.ops, CpuOps) else ""
+        by_torch = by_torch or not arithmetic
+        return numerics.of_cpu(arithmetic, torch_arithmetic() if by_torch else "")
 
     def memory(self) -> Memory:
         """The host's, as far as our control group allows."""

@@ -38,8 +38,8 @@ from shared.cpu_kernels.shortlist import Shortlist
 
 log = structlog.get_logger(__name__)
 
-# Rows (query, head) that one attention task handles: their scores stay in the first caches.
-_TASK_ROWS = 112
+# Rows (query, head) that one attention task handles: whole groups by vectors (12 rows) and by tiles (32).
+_TASK_ROWS = 96
 
 _EPILOGUES = {
     Use.LINEAR: binding.PLAIN,
@@ -70,6 +70,11 @@ class CpuOps(BaseOps):
     def row_invariant(self) -> bool:
         """Always."""
         return True
+
+    @property
+    def arithmetic(self) -> str:
+        """What the bits of the kernels depend on, beside the version of their arithmetic."""
+        return self._kernels.arithmetic
 
     # Linear layers
 

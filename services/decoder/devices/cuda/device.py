@@ -12,6 +12,7 @@ from services.decoder.devices.base.device import Device, Memory
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.staging import Event
 from services.decoder.devices.cuda.ops import CudaOps
+from shared import numerics
 
 _SHARE = 0.9
 _SWAP_SHARE = 0.1
@@ -28,6 +29,10 @@ class CudaDevice(Device):
     def _make_ops(self, dtype: torch.dtype, threads: int) -> BaseOps:
         self._copies = torch.cuda.Stream()
         return CudaOps(torch.device("cuda"), dtype, self.block_size)
+
+    def numerics(self, *, by_torch: bool = False) -> str:
+        """The kind of GPU."""
+        return numerics.of_accelerator(self.name, torch.cuda.get_device_name(self.ops.device))
 
     def memory(self) -> Memory:
         """As the driver says, for all processes."""

@@ -20,7 +20,8 @@ from services.decoder.devices.npu.graphs import NpuGraphs
 from services.decoder.devices.npu.ops import NpuOps
 from services.decoder.devices.npu.ops_310p import Npu310POps
 from services.decoder.steps.needs import AttentionKind
-from shared.ascend import is_310p
+from shared import numerics
+from shared.ascend import is_310p, npu_name
 from shared.errors import InvalidRequest, ServingError, Unavailable
 
 _GIB = 1 << 30
@@ -52,6 +53,10 @@ class NpuDevice(Device):
             return NpuOps(where, dtype, self.block_size)
         torch_npu.npu.set_compile_mode(jit_compile=False)  # else every new shape would be compiled
         return Npu310POps(where, dtype, self.block_size)
+
+    def numerics(self, *, by_torch: bool = False) -> str:
+        """The kind of NPU."""
+        return numerics.of_accelerator(self.name, npu_name())
 
     def memory(self) -> Memory:
         """As the driver says, for all processes."""

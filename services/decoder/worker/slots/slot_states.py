@@ -63,9 +63,7 @@ class SlotStates:
     def continues(
         self, slots: Slots, starts: Slots
     ) -> "np.ndarray[tuple[int], np.dtype[np.bool_]]":
-        """Which rows can start there: at token 0, or where the state ends; all where no layer has state."""
-        if not self._layers:
-            return np.ones(len(slots), bool)
+        """Which rows can start there: at token 0, or where the state ends."""
         found: Flags = (starts == 0) | (starts == self._covered[slots])
         return found
 

@@ -13,12 +13,10 @@ from services.gateway.reading.generation import (
     read_generation,
     text_prompt,
 )
-from services.gateway.reading.media import read_image_bytes
+from services.gateway.reading.media import read_image_base64
 from services.gateway.reading.options import GenerationOptions
 from services.gateway.reading.unsupported import is_off, unsupported
 from services.gateway.reading.valid_request import ValidRequest
-from shared.errors import InvalidRequest
-from shared.prompts.data_url import base64_bytes
 from tessera.preprocess.v1.preprocess_pb2 import Message, PrepareRequest
 from tessera.scheduler.v1.queue_pb2 import ReplyKind
 
@@ -118,19 +116,7 @@ def _fill(
     into.role = role
     for index, image in enumerate(images):
         field = f"{path}[{index}]"
-        into.content.add(media=read_image_bytes(_file(image, field), field))
+        into.content.add(media=read_image_base64(image, field))
     if content or not images:
         into.content.add(text=content)
     into.is_string = not images
-
-
-def _file(data: str, field: str) -> bytes:
-    try:
-        content = base64_bytes(data.encode())
-    except ValueError as error:  # binascii.Error among them
-        raise InvalidRequest(
-            "INVALID_MEDIA", f"{field} is not valid base64: {error}", field=field
-        ) from None
-    if not content:
-        raise InvalidRequest("INVALID_MEDIA", f"{field} is empty", field=field)
-    return content

@@ -27,6 +27,7 @@ def status_message(state: RequestState) -> RequestStatus:
         completion_tokens=sum(counts),
         attempts=state.attempts,
         content=state.content,
+        exact=state.is_exact,
         choices=[
             ChoiceStatus(
                 tokens=count,
@@ -56,6 +57,7 @@ def status_body(state: RequestState) -> bytes:
         },
         "attempts": state.attempts,
         "content": state.content or None,
+        "exact": state.is_exact,
         "usage": {
             "prompt_tokens": state.prompt_tokens,
             "completion_tokens": sum(counts),

@@ -4,7 +4,7 @@ import msgspec
 
 from services.gateway.api.tgi.schema import Grammar, NamedSchema
 from services.gateway.decoding.bounds import wrong
-from services.gateway.reading.structured.constraint import Constraint
+from services.gateway.reading.constraint import Constraint
 from services.gateway.reading.structured.spellings import checked
 
 _FIELD = "parameters.grammar"

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.calls.tools import Tools
+from services.gateway.reading.constraint import Constraint
 from services.gateway.reading.generation import check_form
 from services.gateway.reading.options import GenerationOptions
-from services.gateway.reading.structured.constraint import Constraint
 from services.gateway.reading.valid_request import ValidRequest
 from shared.errors import InvalidRequest
 from shared.output_format.grammar import Form, behind_reasoning, calls_form
@@ -23,15 +23,17 @@ def divided(
     *,
     single_call: bool,
     hides_reasoning: bool,
+    kind: "ReplyKind.ValueType" = ReplyKind.REPLY_KIND_CHAT_MESSAGE,
 ) -> ValidRequest:
     """A chat's request, whose answer is divided where the model writes reasoning, or may write calls; and held to calls
-    where one has to be made. Raises InvalidRequest naming what cannot be asked for beside that.
+    where one has to be made. `kind`: of a reply that is divided. Raises InvalidRequest naming what cannot be asked for
+    beside that.
     """
     calls = model.forms.calls if tools.schemas_json else None
     reasoning, reply = model.forms.reasoning, request.reply
     if reply.prompt_only or (calls is None and reasoning is None):
         return request
-    reply.kind = ReplyKind.REPLY_KIND_CHAT_MESSAGE
+    reply.kind = kind
     del reply.clean_up[:]
     reply.message.CopyFrom(
         MessageFormat(

@@ -3,7 +3,7 @@ whether the last message is gone on with.
 """
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -22,7 +22,7 @@ from tessera.preprocess.v1.preprocess_pb2 import Conversation
 
 _NONE = msgspec.Raw()
 _REQUIRED = "required"
-_EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
 
 class ToolFields(UnsupportedFields, kw_only=True):
@@ -66,21 +66,33 @@ def read_tools(body: ToolFields, forms: OutputForms, *, may_call: bool = True) -
         return Tools(
             _written("functions", [{"type": "function", "function": f} for f in functions])
         )
+    choice = _read_choice(body.tool_choice, {tool["function"]["name"] for tool in tools})
+    return offered(tools, choice if may_call else "none", forms)
+
+
+def offered(
+    tools: Sequence[Mapping[str, Any]],
+    choice: str,
+    forms: OutputForms,
+    none: str = '`tool_choice: "none"`',
+) -> Tools:
+    """Tools that have been checked, in OpenAI's form. `choice`: "auto", "none", "required", or the one that has to be
+    called; `none`: how a request says that none may be. Raises InvalidRequest for calls that cannot be given.
+    """
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
-    choice = _read_choice(body.tool_choice, schemas)
-    if not tools or choice == "none" or not may_call:
+    if not tools or choice == "none":
         return Tools(_written("tools", tools))
     if forms.calls is None:
         raise wrong(
             "tools",
             "asks for calls, and how this model writes calls is not known: start the server with --tool-call-parser, or"
-            ' send `tool_choice: "none"`: the model then sees the tools and answers in text',
+            f" send {none}: the model then sees the tools and answers in text",
             "NO_TOOL_FORMAT",
         )
     if choice != "auto" and not has_grammar(forms.calls):
         raise unsupported(
             "tool_choice",
-            f'asks for a call that has to be made, which is not offered for calls as {forms.calls.name}: send "auto"',
+            f"asks for a call that has to be made, which is not offered for calls as {forms.calls.name}: leave it out",
         )
     named = {choice: schemas[choice]} if choice in schemas else {}
     return Tools(
@@ -98,8 +110,8 @@ def read_template_fields(body: ToolFields, conversation: Conversation) -> None:
     conversation.documents_json = _written("documents", documents)
     effort = body.reasoning_effort
     if effort is not None:
-        if effort not in _EFFORTS:
-            raise wrong("reasoning_effort", f"must be one of {', '.join(_EFFORTS)}")
+        if effort not in EFFORTS:
+            raise wrong("reasoning_effort", f"must be one of {', '.join(EFFORTS)}")
         told: dict[str, Any] = {"reasoning_effort": effort}
         if effort == "none":
             told["enable_thinking"] = False
@@ -204,7 +216,7 @@ def _check_function(function: Any, path: str) -> None:
         raise _wrong_type(f"{path}.parameters", "an object: a JSON schema")
 
 
-def _written(field: str, tools: list[dict[str, Any]]) -> str:
+def _written(field: str, tools: Sequence[Mapping[str, Any]]) -> str:
     if not tools:
         return ""
     try:

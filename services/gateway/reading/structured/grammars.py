@@ -14,7 +14,7 @@ from typing import Any
 from cachetools import LRUCache
 
 from services.gateway.model.served_model import ServedModel
-from services.gateway.reading.structured.constraint import LONGEST, Constraint
+from services.gateway.reading.constraint import LONGEST, Constraint
 from services.gateway.reading.valid_request import ValidRequest
 from shared.confinement.processes import ConfinedProcesses
 from shared.confinement.work import JobLimit, Work

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import msgspec
 
 from services.gateway.decoding.bounds import wrong
-from services.gateway.reading.structured.constraint import LONGEST, Constraint, Kind
+from services.gateway.reading.constraint import LONGEST, Constraint, Kind
 from services.gateway.reading.structured.fields import (
     ResponseFormat,
     StructuredFields,

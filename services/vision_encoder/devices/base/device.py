@@ -36,6 +36,12 @@ class Device(ABC):
     def _make_ops(self) -> TowerOps:
         return TowerOps(self.where, self.dtype)
 
+    @abstractmethod
+    def numerics(self, uses_ops: bool) -> str:
+        """What bits depend on here beyond weights and element type (`shared/numerics.py`): encoders where it is equal
+        compute equal rows, unless these vary with the batch, which the text says. uses_ops: as for
+        `enter_thread`."""
+
     def enter_thread(self, uses_ops: bool) -> None:
         """Prepares the thread that will run the encoder. uses_ops: `ops` do its work, not modules of torch."""
         torch.set_num_threads(self.threads)

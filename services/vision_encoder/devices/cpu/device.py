@@ -2,14 +2,19 @@
 
 from collections.abc import Sequence
 
+import structlog
 import torch
 from torch import Tensor
 
 from services.vision_encoder.devices.base.device import Device
 from services.vision_encoder.devices.base.ops import TowerOps
 from services.vision_encoder.devices.cpu.ops import KernelOps
+from shared import numerics
 from shared.cpu_kernels.binding import load_kernels
 from shared.cpu_kernels.packed_linear import TYPES
+from shared.torch_device import torch_arithmetic
+
+log = structlog.get_logger(__name__)
 
 
 class CpuDevice(Device):
@@ -22,7 +27,22 @@ class CpuDevice(Device):
         kernels = load_kernels(self.threads) if self.dtype in TYPES else None
         if kernels is None:
             return super()._make_ops()
+        log.info(
+            "CPU kernels",
+            instructions=kernels.name,
+            arithmetic="portable" if kernels.portable else "fastest",
+            why=kernels.why,
+            threads=self.threads,
+        )
         return KernelOps(self.where, self.dtype, kernels)
+
+    def numerics(self, uses_ops: bool) -> str:
+        """The kernels' arithmetic and its version, or torch's where it computes."""
+        if uses_ops and isinstance(self.ops, KernelOps):
+            return numerics.of_cpu(self.ops.arithmetic, "")
+        text = numerics.of_cpu("", torch_arithmetic())
+        # Modules of torch get one item at a time; several at once are equal to each alone in float32 alone.
+        return numerics.varying(text) if uses_ops and self.dtype != torch.float32 else text
 
     def enter_thread(self, uses_ops: bool) -> None:
         """Two thread pools would compete for the cores: where the kernels compute, torch has one thread."""

@@ -21,9 +21,8 @@ from shared.cpu_kernels import binding, packed_linear
 from shared.cpu_kernels.binding import Kernels
 from shared.cpu_kernels.packed_linear import TYPES, PackedLinear
 
-# Queries that one attention task handles: their scores stay in the first caches, and whole register
-# tiles of rows come of them.
-_TASK_QUERIES = 108
+# Queries that one attention task handles: whole groups by vectors (12 rows) and by tiles (32).
+_TASK_QUERIES = 96
 
 # What the kernels do as part of a linear layer: by transformers' names, and whether it is gated.
 _EPILOGUES = {
@@ -85,6 +84,11 @@ class KernelOps(TowerOps):
         super().__init__(device, dtype)
         self._kernels = kernels
         self._type = TYPES[dtype]
+
+    @property
+    def arithmetic(self) -> str:
+        """What the bits of the kernels depend on, beside the version of their arithmetic."""
+        return self._kernels.arithmetic
 
     def pack(self, *layers: nn.Module, activation: str = "", gated: bool = False) -> Packed:
         """Packs the weights in panels; an activation that the kernels know is done with the product."""

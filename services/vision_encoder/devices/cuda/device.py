@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 import torch
 
 from services.vision_encoder.devices.base.accelerator import Accelerator
+from shared import numerics
 
 
 class CudaDevice(Accelerator):
@@ -12,3 +13,9 @@ class CudaDevice(Accelerator):
 
     name = "cuda"
     runtime: ClassVar[Any] = torch.cuda
+
+    def numerics(self, uses_ops: bool) -> str:
+        """The kind of GPU."""
+        kind = torch.cuda.get_device_name()
+        text = numerics.of_accelerator(self.name, kind)
+        return numerics.varying(text) if uses_ops else text

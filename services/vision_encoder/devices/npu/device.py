@@ -9,7 +9,8 @@ from services.vision_encoder.devices.base.accelerator import Accelerator
 from services.vision_encoder.devices.base.ops import TowerOps
 from services.vision_encoder.devices.npu.ops import NpuOps
 from services.vision_encoder.devices.npu.ops_310p import Npu310POps
-from shared.ascend import is_310p
+from shared import numerics
+from shared.ascend import is_310p, npu_name
 
 
 class NpuDevice(Accelerator):
@@ -17,6 +18,11 @@ class NpuDevice(Accelerator):
 
     name = "npu"
     runtime: ClassVar[Any] = torch_npu.npu
+
+    def numerics(self, uses_ops: bool) -> str:
+        """The kind of NPU."""
+        text = numerics.of_accelerator(self.name, npu_name())
+        return numerics.varying(text) if uses_ops else text
 
     def _make_ops(self) -> TowerOps:
         self.where = torch.device("npu", 0)

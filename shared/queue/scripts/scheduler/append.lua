@@ -8,7 +8,7 @@ local first_tokens = 0  -- requests that get theirs now
 
 -- The fields of the LogEvent between two indices, by number.
 local function read_event(at, stop)
-  local event = {'', 0, 0, '', '', 0, ''}
+  local event = {'', 0, 0, '', '', 0, '', '', 0}
   while at < stop do
     local key, value
     key, at = varint_at(batch, at)
@@ -60,7 +60,7 @@ local function learn_turn()
 end
 
 -- Returns the code, the length of the log, whether followers are notified, and whether the event was simply appended.
-local function write(rid, choice, start, records, ending, stride, content)
+local function write(rid, choice, start, records, ending, stride, content, numerics, inexact)
   if stride == 0 then stride = 4 end
   if choice > 2147483647 then choice = 'p' end  -- -1, as a varint of 64 bits
   local r = request(rid)
@@ -75,7 +75,8 @@ local function write(rid, choice, start, records, ending, stride, content)
   if start < length then fresh = string.sub(records, (length - start) * stride + 1) end
   if #fresh > 0 then
     -- From its first record on it is computed with these weights alone.
-    if length == 0 and content ~= '' then redis.call('HSETNX', r, 'content', content) end
+    if length > 0 then content, numerics = '', '' end
+    note_origin(rid, content, numerics, inexact)
     if length == 0 and choice ~= 'p' then note_first_token(rid) end
     length = redis.call('APPEND', log, fresh) / stride
   end
@@ -88,7 +89,7 @@ end
 
 local function write_at(at, stop)
   local rid, start, records = read_token(at, stop)
-  if rid then return write(rid, 0, start, records, '', 4, '') end
+  if rid then return write(rid, 0, start, records, '', 4, '', '', 0) end
   return write(read_event(at, stop))
 end
 

@@ -6,7 +6,7 @@
 -- them gets the new requests.
 -- Returns {'RECOVERING'} | {'GONE'}
 --   | {'OK', {spec, own_at, arrived_ms, {log0, e0, log1, e1, ...}, prio, prompt log, rank, attempts,
---     decoders lost with it, content to run it with}, ...}
+--     decoders lost with it, content to run it with, numerics that it has begun in, whether its logs are inexact}, ...}
 local LOOK = 1024  -- so many waiting requests of a tenant, where the first ones are for other decoders
 local TURN_OF_LATE = 20  -- every so manyth request of a tenant that has late ones is the first of these
 local MOVED = 1000  -- requests that become late in one call at the most
@@ -136,7 +136,8 @@ end
 
 local function own(rid, content)
   local r = request(rid)
-  local f = redis.call('HMGET', r, 'spec', 'arrived_ms', 'n', 'prio', 'rank', 'taken_ms', 'lost_decoders')
+  local f = redis.call('HMGET', r, 'spec', 'arrived_ms', 'n', 'prio', 'rank', 'taken_ms', 'lost_decoders',
+    'numerics', 'inexact')
   redis.call('HSET', r, 'state', 'running', 'owner', sid, 'own_at', int(now))
   if f[6] == '0' then redis.call('HSET', r, 'taken_ms', int(now_ms)) end
   redis.call('SADD', P .. ':own:' .. sid, rid)
@@ -147,7 +148,7 @@ local function own(rid, content)
   end
   local prompt_log = redis.call('GET', log_of(rid, 'p')) or ''
   local attempts = redis.call('HINCRBY', r, 'attempts', 1)
-  return {f[1], int(now), f[2], logs, f[4], prompt_log, f[5], attempts, f[7] or '0', content}
+  return {f[1], int(now), f[2], logs, f[4], prompt_log, f[5], attempts, f[7] or '0', content, f[8] or '', f[9] or '0'}
 end
 
 move_late()

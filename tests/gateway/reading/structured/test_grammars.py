@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
-from services.gateway.reading.structured.constraint import LONGEST, Constraint, Kind
+from services.gateway.reading.constraint import LONGEST, Constraint, Kind
 from services.gateway.reading.structured.grammars import Grammars
 from services.gateway.reading.valid_request import ValidRequest
 from shared.confinement.work import JobLimit

@@ -8,7 +8,7 @@ import pytest
 from services.gateway.api.openai import requests
 from services.gateway.api.openai.schema import ChatRequest, CompletionRequest
 from services.gateway.decoding.decode import decode
-from services.gateway.reading.structured.constraint import LONGEST, Constraint
+from services.gateway.reading.constraint import LONGEST, Constraint
 from shared.errors import InvalidRequest
 from tests.support.gateway.served_model import model
 

@@ -1,0 +1,167 @@
+"""From a list of items, of which each is a message, a call, what a call gave, or a thought, to the messages that chat
+templates know: what an assistant said, thought and called one after another is one message.
+"""
+
+from collections.abc import Sequence
+
+from services.gateway.api.responses.schema import ContentPart, Item
+from services.gateway.decoding.bounds import at_most, text, wrong
+from services.gateway.decoding.list_limits import LONGEST_TOOL_NAME, MOST_MESSAGES, MOST_PARTS
+from services.gateway.reading.calls.earlier import Called, read_call_id, read_calls
+from services.gateway.reading.media import read_image_url
+from services.gateway.reading.unsupported import is_off
+from shared.prompts.roles import for_older_templates
+from tessera.preprocess.v1.preprocess_pb2 import Conversation, Media, Message
+
+_ROLES = ("user", "assistant", "system", "developer")
+_DETAILS = (None, "auto", "low", "high", "original")
+_TYPES = ("message", "function_call", "function_call_output", "reasoning")
+_SPOKEN = ("input_text", "input_image")
+_SAID = ("output_text", "refusal", "input_text")
+_LONGEST_ID = 256
+_HINTS = {
+    "item_reference": "this server keeps no responses: send the item itself",
+    "input_file": "this server takes no files but images",
+    "input_audio": "this server takes no sound",
+}
+
+
+def read_items(items: Sequence[Item], path: str, conversation: Conversation) -> None:
+    """Adds the items at `path` to the conversation. Raises InvalidRequest naming the field."""
+    at_most(path, len(items), MOST_MESSAGES)
+    parts = sum(
+        len(given)
+        for item in items
+        for given in (item.content, item.output)
+        if isinstance(given, list)
+    )
+    at_most(path, parts, MOST_PARTS, "parts in all")
+    turns = _Turns(conversation, path)
+    for index, item in enumerate(items):
+        turns.add(item, f"{path}[{index}]")
+    turns.close()
+
+
+class _Turns:
+    """Puts together what belongs to one message of the assistant's."""
+
+    def __init__(self, conversation: Conversation, path: str) -> None:
+        self._messages = conversation.messages
+        self._path = path
+        self._own: Message | None = None
+        self._calls: list[Called] = []
+
+    def add(self, item: Item, path: str) -> None:
+        """The next item."""
+        text(f"{path}.id", item.id, _LONGEST_ID)
+        match item.type:
+            case None | "message":
+                self._message(item, path)
+            case "function_call":
+                self._assistant()
+                self._calls.append(_called(item, path))
+            case "function_call_output":
+                self._output(item, path)
+            case "reasoning":
+                own = self._assistant()
+                if own.content or self._calls:
+                    self.close()
+                    own = self._assistant()
+                own.reasoning += _thought(item, path)
+            case kind:
+                hint = f": {_HINTS[kind]}" if kind in _HINTS else ""
+                names = ", ".join(_TYPES)
+                raise wrong(f"{path}.type", f"must be one of {names}, not {kind[:32]!r}{hint}")
+
+    def close(self) -> None:
+        """The assistant's message is whole."""
+        if self._own is not None:
+            self._own.tool_calls_json = read_calls(self._calls, self._path)
+            self._own.is_string = not self._own.content
+        self._own, self._calls = None, []
+
+    def _assistant(self) -> Message:
+        if self._own is None:
+            self._own = self._messages.add(role="assistant")
+        return self._own
+
+    def _message(self, item: Item, path: str) -> None:
+        if item.role not in _ROLES:
+            what = "is missing: it" if item.role is None else ""
+            raise wrong(f"{path}.role", f"{what} must be one of {', '.join(_ROLES)}".strip())
+        if item.role != "assistant":
+            self.close()
+            into = self._messages.add(role=for_older_templates(item.role))
+        else:
+            if self._own is not None and (self._own.content or self._calls):
+                self.close()
+            into = self._assistant()
+        _fill(into, item.content, f"{path}.content", _SAID if item.role == "assistant" else _SPOKEN)
+        if item.role == "assistant" and isinstance(item.content, str):
+            self.close()
+            into.is_string = True
+
+    def _output(self, item: Item, path: str) -> None:
+        self.close()
+        if not item.call_id:
+            raise wrong(f"{path}.call_id", "is missing")
+        into = self._messages.add(role="tool")
+        into.tool_call_id = read_call_id(item.call_id, f"{path}.call_id")
+        _fill(into, item.output, f"{path}.output", _SPOKEN)
+
+
+def _fill(
+    into: Message,
+    content: str | list[ContentPart] | None,
+    path: str,
+    kinds: Sequence[str],
+) -> None:
+    if content is None:
+        raise wrong(path, "must be a string or a list of parts")
+    if isinstance(content, str):
+        into.is_string = True
+        into.content.add(text=content)
+        return
+    for index, part in enumerate(content):
+        at = f"{path}[{index}]"
+        if part.type not in kinds:
+            kind = part.type or ""
+            hint = f": {_HINTS[kind]}" if kind in _HINTS else ""
+            raise wrong(f"{at}.type", f"must be one of {', '.join(kinds)}, not {kind[:32]!r}{hint}")
+        if part.type == "input_image":
+            into.content.add(media=_picture(part, at))
+            continue
+        said = part.refusal if part.type == "refusal" else part.text
+        if said is None:
+            raise wrong(f"{at}.{'refusal' if part.type == 'refusal' else 'text'}", "is missing")
+        into.content.add(text=said)
+
+
+def _picture(part: ContentPart, path: str) -> Media:
+    if not is_off(part.file_id):
+        raise wrong(
+            f"{path}.file_id",
+            "names a file, and this server keeps none: send `image_url`",
+            "UNSUPPORTED_PARAMETER",
+        )
+    if part.detail not in _DETAILS:
+        raise wrong(f"{path}.detail", "must be auto, low, high or original")
+    if part.image_url is None:
+        raise wrong(f"{path}.image_url", "is missing")
+    return read_image_url(part.image_url, f"{path}.image_url")
+
+
+def _called(item: Item, path: str) -> Called:
+    if not item.name:
+        raise wrong(f"{path}.name", "is missing")
+    name = text(f"{path}.name", item.name, LONGEST_TOOL_NAME)
+    if not item.call_id:
+        raise wrong(f"{path}.call_id", "is missing")
+    return Called(read_call_id(item.call_id, f"{path}.call_id"), name, item.arguments or "")
+
+
+def _thought(item: Item, path: str) -> str:
+    if isinstance(item.content, str):
+        raise wrong(f"{path}.content", "must be a list of parts", "INVALID_TYPE")
+    parts = item.content or item.summary or ()
+    return "".join(part.text or "" for part in parts)

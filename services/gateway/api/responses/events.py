@@ -1,0 +1,100 @@
+"""A response as a stream of events."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from services.gateway.api.part_list import Part, PartKind, Step
+from services.gateway.api.part_stream import Event, PartStream
+from services.gateway.api.responses.errors import error_value, failure_value
+from services.gateway.api.responses.response import (
+    COMPLETED,
+    IN_PROGRESS,
+    content_part,
+    item,
+    item_id,
+    response_object,
+    status_of,
+    usage_object,
+)
+from services.gateway.api.server_sent_events import AFTER_COMMENT, COMMENT, COMMENT_BESIDE_IDS
+from services.gateway.following.answer import Answer
+from shared.errors import Cancelled, ServingError
+from tessera.common.v1.ending_pb2 import Ending
+
+_GROWING: Mapping[PartKind, str] = {
+    PartKind.TEXT: "response.output_text",
+    PartKind.REASONING: "response.reasoning_text",
+    PartKind.CALL: "response.function_call_arguments",
+}
+
+
+class ResponseWriter(PartStream):
+    """The events of one response, numbered from 0; those that are joined have the last one's number."""
+
+    def __init__(self, answer: Answer, with_ids: bool, after: int = -1) -> None:
+        super().__init__(answer, with_ids, after)
+        self.ping = COMMENT_BESIDE_IDS if with_ids else COMMENT
+        self.after_ping = b"" if with_ids else AFTER_COMMENT
+        self._head = answer.head
+        # The whole of it, once that is known.
+        self.response: Mapping[str, Any] | None = None
+
+    def first_events(self) -> Sequence[Event]:
+        """That the response is made, and begins."""
+        response = response_object(self._head, IN_PROGRESS)
+        return (
+            Event("response.created", {"response": response}),
+            Event("response.in_progress", {"response": response}),
+        )
+
+    def part_events(self, step: Step, part: Part, text: str) -> Sequence[Event]:
+        """An item begins, grows, ends; one that is no call has one part of content."""
+        place = {"output_index": part.index}
+        named = {"item_id": item_id(self._head, part), **place}
+        within = named if part.kind is PartKind.CALL else {**named, "content_index": 0}
+        if step is Step.GROWS:
+            more: Mapping[str, Any] = {"logprobs": []} if part.kind is PartKind.TEXT else {}
+            return (Event(f"{_GROWING[part.kind]}.delta", {**within, **more}, part, text),)
+        is_begun = step is Step.BEGINS
+        whole = "" if is_begun else part.text
+        shown = {**place, "item": item(self._head, part, whole, is_begun=is_begun)}
+        if is_begun:
+            events = [Event("response.output_item.added", shown)]
+        else:
+            events = [Event(f"{_GROWING[part.kind]}.done", {**within, **_done(part, whole)})]
+        if part.kind is not PartKind.CALL:
+            name = f"response.content_part.{'added' if is_begun else 'done'}"
+            events.append(Event(name, {**within, "part": content_part(part, whole)}))
+        if not is_begun:
+            events.append(Event("response.output_item.done", shown))
+        return events
+
+    def last_events(self, ending: Ending, *, calls_tools: bool) -> Sequence[Event]:
+        """The whole response."""
+        output = [item(self._head, part, part.text, is_begun=False) for part in self.parts.parts]
+        usage = usage_object(self.answer, self.tokens, self.reasoning_tokens)
+        status = status_of(ending)
+        response = self.response = response_object(self._head, status, output, usage)
+        name = "response.completed" if status == COMPLETED else "response.incomplete"
+        return (Event(name, {"response": response}),)
+
+    def error_event(self, error: ServingError) -> Event:
+        """That the response failed, or, where it may go on elsewhere or was cancelled, the error alone."""
+        if not self.answer.broke_off or isinstance(error, Cancelled):
+            value = error_value(error)
+            return Event("error", {name: value[name] for name in ("code", "message", "param")})
+        response = response_object(self._head, "failed", error=failure_value(error))
+        return Event("response.failed", {"response": response})
+
+    def content(self, event: Event, number: int) -> Mapping[str, Any]:
+        """With its type and number."""
+        content = {"type": event.name, "sequence_number": number, **event.fields}
+        if event.text is not None:
+            content["delta"] = event.text
+        return content
+
+
+def _done(part: Part, text: str) -> Mapping[str, Any]:
+    if part.kind is PartKind.CALL:
+        return {"name": part.name, "arguments": text}
+    return {"text": text, "logprobs": []} if part.kind is PartKind.TEXT else {"text": text}

@@ -1,0 +1,74 @@
+"""Items that a request names by the ids that responses gave them."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from services.gateway.api.responses.kept import KeptResponses
+from services.gateway.api.responses.schema import Item
+from services.gateway.decoding.bounds import at_most, wrong
+from services.gateway.decoding.decode import off_loop
+from services.gateway.decoding.list_limits import MOST_MESSAGES
+from shared.errors import InvalidRequest, NotFound
+
+_TYPE = "item_reference"
+_REFERENCE = re.compile(rb'"type"\s*:\s*"item_reference"')
+_NAME = re.compile(r"[a-z]{2,3}_(r_[0-9a-f]{8}_[0-9a-f]{32})_[0-9]{1,9}")
+
+
+def refers(given: bytes) -> bool:
+    """Whether an input as JSON may name items."""
+    return _REFERENCE.search(given) is not None
+
+
+async def resolved(given: bytes, kept: KeptResponses, tenant: str) -> bytes:
+    """An input as JSON with items in the places of their names. Raises InvalidRequest naming the field."""
+    items = await off_loop(_loaded, given)
+    if not isinstance(items, list):
+        return given
+    at_most("input", len(items), MOST_MESSAGES)
+    outputs: dict[str, Mapping[str, Any]] = {}
+    for index, item in enumerate(items):
+        if isinstance(item, dict) and item.get("type") == _TYPE:
+            field = f"input[{index}].id"
+            items[index] = await _named(item.get("id"), field, outputs, kept, tenant)
+    return json.dumps(items, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _loaded(given: bytes) -> Any:
+    try:
+        return json.loads(given)
+    except (ValueError, RecursionError):
+        return None  # whoever reads it says why
+
+
+async def _named(
+    name: Any,
+    field: str,
+    outputs: dict[str, Mapping[str, Any]],
+    kept: KeptResponses,
+    tenant: str,
+) -> Any:
+    """The item of a name; `outputs` has those of responses that have been read."""
+    shape = _NAME.fullmatch(name) if isinstance(name, str) else None
+    if shape is not None and name not in outputs:
+        try:
+            found = await kept.find(shape[1], tenant)
+        except NotFound as error:
+            message = f"{field}: {error.message}"
+            raise InvalidRequest("ITEM_NOT_FOUND", message, field=field) from None
+        response = json.loads(await kept.now(found))
+        outputs |= {item["id"]: item for item in response["output"]}
+    if name not in outputs:
+        raise wrong(field, f"{str(name)[:64]!r} names no item of a response", "ITEM_NOT_FOUND")
+    return outputs[name]
+
+
+def merge_resolved(items: list[Item], given: bytes) -> None:
+    """Puts the items that a resolved input has in the places of their names."""
+    for index, item in enumerate(msgspec.json.decode(given, type=list[msgspec.Raw])):
+        if items[index].type == _TYPE:
+            items[index] = msgspec.json.decode(item, type=Item)

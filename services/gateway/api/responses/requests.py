@@ -1,0 +1,220 @@
+"""Requests for responses, checked and turned into our own types."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from services.gateway.api.responses.conversation import read_items
+from services.gateway.api.responses.schema import Item, ResponseBody, TextConfig
+from services.gateway.api.responses.tools import Asked, loaded, read_tools
+from services.gateway.decoding.bounds import at_most, text, whole, wrong
+from services.gateway.model.served_model import ServedModel
+from services.gateway.reading.calls.divided import divided
+from services.gateway.reading.calls.tools import EFFORTS
+from services.gateway.reading.constraint import Constraint
+from services.gateway.reading.generation import conversation_prompt, read_generation
+from services.gateway.reading.options import GenerationOptions
+from services.gateway.reading.structured.spellings import any_object, checked
+from services.gateway.reading.unsupported import unsupported
+from services.gateway.reading.valid_request import ValidRequest
+from tessera.preprocess.v1.preprocess_pb2 import Conversation, PrepareRequest
+from tessera.scheduler.v1.queue_pb2 import ReplyKind
+
+_MOST_METADATA = 16
+_LONGEST_KEY = 64
+_LONGEST_VALUE = 512
+_LONGEST_NAME = 512
+_SUMMARIES = ("auto", "concise", "detailed")
+_VERBOSITIES = ("low", "medium", "high")
+# What else a response may say that is in ours anyway, or of tools that none has.
+_INCLUDED = (
+    "reasoning.encrypted_content",
+    "message.input_image.image_url",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+)
+_KIND = ReplyKind.REPLY_KIND_RESPONSE
+
+
+def read_response(
+    body: ResponseBody, model: ServedModel, earlier: Sequence[Item] = ()
+) -> tuple[ValidRequest, GenerationOptions]:
+    """POST /v1/responses. `earlier`: the items of the conversation before. Raises InvalidRequest naming the field, or
+    NotFound.
+    """
+    _check(body)
+    options = _options(body, model)
+    asked = read_tools(body.tools, body.tool_choice, model.forms)
+    prepare = PrepareRequest()
+    _converse(body, earlier, prepare.conversation)
+    prepare.conversation.tools_json = asked.tools.json
+    prompt = conversation_prompt(prepare, model)
+    request = read_generation(options, prompt, _KIND, None, model, _form(body.text))
+    request.reply.endpoint_json = _repeated(body, asked)
+    request = divided(
+        request,
+        options,
+        asked.tools,
+        model,
+        single_call=body.parallel_tool_calls is False,
+        hides_reasoning=False,
+        kind=_KIND,
+    )
+    return request, options
+
+
+def media_urls(body: ResponseBody) -> Iterator[str]:
+    """The URLs that media are read from."""
+    for item in body.input if isinstance(body.input, list) else ():
+        for parts in (item.content, item.output):
+            for part in parts if isinstance(parts, list) else ():
+                if part.image_url is not None:
+                    yield part.image_url
+
+
+def _check(body: ResponseBody) -> None:
+    for name in body.include or ():
+        if name not in _INCLUDED:
+            raise unsupported(
+                "include", f"asks for {name[:64]!r}, which is not offered: leave it out"
+            )
+    if body.top_logprobs:
+        raise unsupported("top_logprobs", "is not offered here: /v1/chat/completions has it")
+    if body.truncation not in (None, "disabled"):
+        raise unsupported(
+            "truncation",
+            'asks to shorten what exceeds the model\'s length: leave it out or send "disabled"',
+        )
+    metadata = body.metadata or {}
+    at_most("metadata", len(metadata), _MOST_METADATA)
+    for name, value in metadata.items():
+        text("metadata", name, _LONGEST_KEY)
+        text(f"metadata.{name}", value, _LONGEST_VALUE)
+    for field in ("safety_identifier", "prompt_cache_key", "prompt_cache_retention"):
+        text(field, getattr(body, field), _LONGEST_NAME)
+    whole("max_tool_calls", body.max_tool_calls, 1, 1 << 31)
+    if body.background and body.store is False:
+        raise wrong("store", "cannot be false beside background: the response is asked for later")
+
+
+def _options(body: ResponseBody, model: ServedModel) -> GenerationOptions:
+    return GenerationOptions(
+        model=body.model,
+        user=body.user,
+        service_tier=body.service_tier,
+        stream=body.stream,
+        max_tokens=whole("max_output_tokens", body.max_output_tokens, 1, model.max_model_len),
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        min_p=body.min_p,
+        seed=body.seed,
+        stop=body.stop,
+        repetition_penalty=body.repetition_penalty,
+        presence_penalty=body.presence_penalty,
+        frequency_penalty=body.frequency_penalty,
+        priority=body.priority,
+        timeout=body.timeout,
+        cache_salt=body.cache_salt,
+    )
+
+
+def _converse(body: ResponseBody, earlier: Sequence[Item], into: Conversation) -> None:
+    told = {**_effort(body), **_verbosity(body.text)}
+    into.chat_template_kwargs_json = json.dumps(told) if told else ""
+    into.add_generation_prompt = True
+    if body.instructions:
+        into.messages.add(role="system", is_string=True).content.add(text=body.instructions)
+    read_items(earlier, "previous_response_id", into)
+    if isinstance(body.input, str):
+        into.messages.add(role="user", is_string=True).content.add(text=body.input)
+    else:
+        read_items(body.input or (), "input", into)
+    if not into.messages:
+        raise wrong("input", "must be a text, or a list of at least one item")
+
+
+def _effort(body: ResponseBody) -> Mapping[str, Any]:
+    reasoning = body.reasoning
+    if reasoning is None:
+        return {}
+    if reasoning.summary is not None and reasoning.summary not in _SUMMARIES:
+        raise wrong("reasoning.summary", f"must be one of {', '.join(_SUMMARIES)}")
+    if reasoning.effort is None:
+        return {}
+    if reasoning.effort not in EFFORTS:
+        raise wrong("reasoning.effort", f"must be one of {', '.join(EFFORTS)}")
+    told: dict[str, Any] = {"reasoning_effort": reasoning.effort}
+    return {**told, "enable_thinking": False} if reasoning.effort == "none" else told
+
+
+def _verbosity(config: TextConfig | None) -> Mapping[str, Any]:
+    if config is None or config.verbosity is None:
+        return {}
+    if config.verbosity not in _VERBOSITIES:
+        raise wrong("text.verbosity", f"must be one of {', '.join(_VERBOSITIES)}")
+    return {"verbosity": config.verbosity}
+
+
+def _form(config: TextConfig | None) -> Constraint | None:
+    form = config.format if config is not None else None
+    path = "text.format"
+    match form and (form.type or ""):
+        case None | "text":
+            return None
+        case "json_object":
+            return any_object(path)
+        case "json_schema":
+            assert form is not None
+            given = bytes(form.schema)
+            if not given.startswith(b"{"):
+                raise wrong(f"{path}.schema", "must be an object: a JSON schema", "INVALID_TYPE")
+            loose = form.strict is False
+            return checked(
+                Constraint(f"{path}.schema", "json", given, closed=not loose, lenient=loose)
+            )
+        case _:
+            raise wrong(f"{path}.type", "must be one of text, json_object, json_schema")
+
+
+def _repeated(body: ResponseBody, asked: Asked) -> str:
+    """What the reply says of its request."""
+    form: dict[str, Any] = {"type": "text"}
+    text_config, reasoning = body.text or TextConfig(), body.reasoning
+    if (given := text_config.format) is not None:
+        form = {"type": given.type}
+        for name in ("name", "description", "strict"):
+            if (value := getattr(given, name)) is not None:
+                form[name] = value
+        if given.type == "json_schema":
+            form["schema"] = loaded("text.format.schema", given.schema)
+    content = {
+        "background": body.background is True,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "prompt_cache_key": body.prompt_cache_key,
+        "reasoning": {
+            "effort": reasoning.effort if reasoning is not None else None,
+            "summary": reasoning.summary if reasoning is not None else None,
+        },
+        "safety_identifier": body.safety_identifier,
+        "service_tier": body.service_tier or "default",
+        "store": body.store is not False,
+        "text": {
+            "format": form,
+            **({"verbosity": text_config.verbosity} if text_config.verbosity else {}),
+        },
+        "tool_choice": asked.choice,
+        "tools": asked.listed,
+        "top_logprobs": 0,
+        "truncation": "disabled",
+        "user": body.user,
+    }
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
