@@ -110,8 +110,6 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 BY_DEFAULT = {
-    "internvl-chat-internlm2",
-    "llava-clip-llama-old-names",
     "qwen2.5-vl-tied-sharded-new-names",
     "ovis2-transformers-qwen2",
 }

@@ -16,7 +16,7 @@ from tests.simulation.planted import PLANTED, planted
 from tests.simulation.virtual_loop import Process, VirtualLoop
 from tests.simulation.world import Outcome, simulate
 
-SEEDS = int(os.environ.get("TESSERA_SIMULATION_SEEDS", "20"))
+SEEDS = int(os.environ.get("TESSERA_SIMULATION_SEEDS", "10"))
 _ROOT = Path(__file__).parents[2]
 _AT_A_TIME = 5  # few, so that all cores end at about the same time
 _SEEDS_WITH_A_FAULT = 120  # what the rarest of them needs takes place in one of a hundred

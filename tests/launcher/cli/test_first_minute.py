@@ -33,7 +33,14 @@ def finished(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 
 @pytest.mark.parametrize(
-    "command", ["", "serve", "chat", "bench", "bench serve", "bench kill", "profile", "check"]
+    "command",
+    [
+        *("", "serve", "bench serve"),
+        *(
+            pytest.param(command, marks=pytest.mark.full)
+            for command in ("chat", "bench", "bench kill", "profile", "check")
+        ),
+    ],
 )
 def test_help_needs_no_generated_protos(command: str) -> None:
     status, out, errors = finished(start("-c", _WITHOUT_PROTOS, *command.split(), "--help"))
