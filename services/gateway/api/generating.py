@@ -19,6 +19,7 @@ from services.gateway.http.exchange import BodyLimits, Exchange
 from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.data_urls import DecodedBody
 from services.gateway.reading.options import GenerationOptions
+from services.gateway.reading.sampling.bad_words import BAD_WORDS_TIMES
 from services.gateway.reading.valid_request import ValidRequest
 from services.gateway.telemetry.metrics import Metrics
 from shared.errors import InvalidRequest, ServingError
@@ -83,7 +84,9 @@ class Generating:
             body = await exchange.json_body(self._body_limits, more_kinds)
             if look_up is not None:
                 await look_up(body)
-            # A large body is read in a thread.
+            # A large body is read in a thread, and one with words that have to be tokenized.
+            if b'"bad_words"' in body:
+                times *= BAD_WORDS_TIMES
             requests, options = await off_loop(partial(read, exchange), body, times)
             del body
             exchange.tenant = tenant_of(caller, requests[0].user)

@@ -23,6 +23,7 @@ from services.gateway.decoding.decode import in_thread, is_large
 from services.gateway.following.answer import Answer
 from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.options import GenerationOptions
+from services.gateway.reading.sampling.bad_words import BAD_WORDS_TIMES
 from services.gateway.reading.valid_request import ValidRequest
 from services.gateway.telemetry.metrics import Metrics
 from services.gateway.telemetry.request_log import log_refusal
@@ -79,7 +80,8 @@ class GrpcGenerating:
             caller = self._keys.caller(request_id, _metadata(context))
             caller = replace(caller, client_request_id=client_request_id)
             work = partial(self._read, message, read, method, context)
-            large = is_large(message.ByteSize())
+            words = getattr(getattr(message, "options", None), "bad_words", None)
+            large = is_large(message.ByteSize() * (BAD_WORDS_TIMES if words else 1))
             request, options = await in_thread(work) if large else work()
             tenant = tenant_of(caller, request.user)
             if held is not None and not request.stream:

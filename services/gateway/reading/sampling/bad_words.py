@@ -11,6 +11,8 @@ from tessera.common.v1.sampling_pb2 import TokenSequence
 
 _MOST_WORDS = 256
 _LONGEST_WORD = 256
+# How many times as long as other fields of the same size they may take to read: they are tokenized, twice.
+BAD_WORDS_TIMES = 16
 
 
 def read_bad_words(listed: str | Sequence[str] | None, tokenizer: Tokenizer) -> list[TokenSequence]:
