@@ -47,6 +47,9 @@ from tests.support.preprocess.service import (
     turn,
 )
 
+# A model by the code of transformers or beside it: others of the kind are tried in every run.
+pytestmark = pytest.mark.full
+
 NEW_TOKENS = 8
 SIZES = [(28, 28), (100, 70), (31, 300)]
 QUESTIONS = ["What?", "And what is beside it, and who is it that sees it from far away?", ""]

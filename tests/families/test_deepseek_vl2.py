@@ -43,6 +43,9 @@ from tests.support.processes.services_in_process import services_in_process
 from tests.support.vision_encoder import tower_engine
 from tests.test_checkpoint_split import names_read
 
+# A model by the code of transformers or beside it: others of the kind are tried in every run.
+pytestmark = pytest.mark.full
+
 PICTURES = [noise(50, 70, 1), noise(150, 40, 2), noise(30, 190, 3), noise(300, 280, 4)]
 SIZES = [(300, 180), (60, 400), (64, 64), (350, 340)]
 # Of the smallest model, whose sizes of latent attention are none.

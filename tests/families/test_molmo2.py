@@ -45,6 +45,9 @@ from tests.support.preprocess.service import (
     turn,
 )
 
+# A model by the code of transformers or beside it: others of the kind are tried in every run.
+pytestmark = pytest.mark.full
+
 SETTINGS: dict[str, dict[str, Any]] = {
     "as released": {},
     "many crops": {"max_crops": 24},

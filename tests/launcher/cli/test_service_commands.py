@@ -39,6 +39,7 @@ VALUES = (
     "image=2",
     "native",
     "openai",
+    "portable",
     "/somewhere",
 )
 
