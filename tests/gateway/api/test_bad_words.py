@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from services.gateway.reading.sampling import bad_words
 from shared.net.channels import open_channel
+from shared.text.tokenizer_library import token_ids
 from tessera.gateway.v1.chat_pb2 import ChatMessage, ChatRequest, ContentPart, GenerationOptions
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
 from tests.support.gateway.stage import MODEL, Stage
@@ -18,13 +18,12 @@ MANY = [f"{place} is a word that must not come" for place in range(200)]
 def tokenized_by(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     """The threads that tokenize such words."""
     threads: set[int] = set()
-    real = bad_words.token_ids
 
     def recorded(*arguments: Any) -> Any:
         threads.add(threading.get_ident())
-        return real(*arguments)
+        return token_ids(*arguments)
 
-    monkeypatch.setattr(bad_words, "token_ids", recorded)
+    monkeypatch.setattr("services.gateway.reading.sampling.bad_words.token_ids", recorded)
     return threads
 
 
