@@ -208,7 +208,7 @@ class ComputeSettings(Settings):
         "fastest",
         description="On the CPU: fastest is what this processor's instructions do best; portable gives equal bits on"
         " every processor, so that an answer that goes on at another machine is exactly the undisturbed one, and costs"
-        " speed where there is neither AMX nor AVX-512.",
+        " speed where there is no AMX.",
     )
 
     def share_with_libraries(self) -> None:
