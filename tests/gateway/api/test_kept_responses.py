@@ -177,10 +177,22 @@ async def test_items_are_named_by_their_ids(stage: Stage, elsewhere: AsyncOpenAI
     assert (seen[1].reasoning, seen[1].content[0].text) == (THOUGHT, "One moment.")
     listed = [item async for item in elsewhere.responses.input_items.list(second.id, order="asc")]
     assert [item.id for item in listed][1:-1] == [item.id for item in first.output]
-    for name in ("msg_1", names[0]["id"] + "9", f"rs_r_5460ff1b_{'0' * 32}_0"):
+    no_response = f"rs_r_5460ff1b_{'0' * 32}_0"
+    for name in ("msg_1", names[0]["id"] + "9", no_response, None, {}, [1], 7):
         body = {"input": [{"type": "item_reference", "id": name}]}
         reply = await stage.http.post(PATH, json=body, headers=OURS)
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, "input[0].id")
+
+
+async def test_what_stands_beside_a_name_costs_its_request_alone(stage: Stage) -> None:
+    stage.says(ANSWER)
+    first = await stage.openai.responses.create(**ASKED, tools=TOOLS)
+    name = json.dumps({"type": "item_reference", "id": first.output[0].id})
+    deep = "[" * 900 + "]" * 900
+    for beside in (deep, f'{{"content": {deep}}}', '{"role": "user", "content": "\\ud800"}'):
+        body = f'{{"model": "{MODEL}", "input": [{name}, {beside}]}}'
+        reply = await stage.http.post(PATH, content=body, headers=OURS)
+        assert reply.status_code == 400, reply.text
 
 
 async def test_what_was_asked_is_listed(stage: Stage) -> None:

@@ -24,25 +24,32 @@ def refers(given: bytes) -> bool:
     return _REFERENCE.search(given) is not None
 
 
+class _Reference(msgspec.Struct):
+    """What is read of an item to learn whether it is a name, and of what."""
+
+    type: Any = None
+    id: Any = None
+
+
 async def resolved(given: bytes, kept: KeptResponses, tenant: str) -> bytes:
     """An input as JSON with items in the places of their names. Raises InvalidRequest naming the field."""
-    items = await off_loop(_loaded, given)
-    if not isinstance(items, list):
-        return given
-    at_most("input", len(items), MOST_MESSAGES)
+    items, references = await off_loop(_read, given)
     outputs: dict[str, Mapping[str, Any]] = {}
-    for index, item in enumerate(items):
-        if isinstance(item, dict) and item.get("type") == _TYPE:
-            field = f"input[{index}].id"
-            items[index] = await _named(item.get("id"), field, outputs, kept, tenant)
-    return json.dumps(items, ensure_ascii=False, separators=(",", ":")).encode()
+    for index, name in references.items():
+        item = await _named(name, f"input[{index}].id", outputs, kept, tenant)
+        items[index] = msgspec.Raw(msgspec.json.encode(item))
+    return msgspec.json.encode(items) if references else given
 
 
-def _loaded(given: bytes) -> Any:
+def _read(given: bytes) -> tuple[list[msgspec.Raw], dict[int, Any]]:
+    """The items, and which of them are names; none of an input that is no list of objects: its reader says why."""
     try:
-        return json.loads(given)
-    except (ValueError, RecursionError):
-        return None  # whoever reads it says why
+        items = msgspec.json.decode(given, type=list[msgspec.Raw])
+        at_most("input", len(items), MOST_MESSAGES)
+        read = [msgspec.json.decode(item, type=_Reference) for item in items]
+    except (msgspec.DecodeError, RecursionError):
+        return [], {}
+    return items, {index: item.id for index, item in enumerate(read) if item.type == _TYPE}
 
 
 async def _named(
@@ -53,7 +60,9 @@ async def _named(
     tenant: str,
 ) -> Any:
     """The item of a name; `outputs` has those of responses that have been read."""
-    shape = _NAME.fullmatch(name) if isinstance(name, str) else None
+    if not isinstance(name, str):
+        raise wrong(field, "is not a string", "ITEM_NOT_FOUND")
+    shape = _NAME.fullmatch(name)
     if shape is not None and name not in outputs:
         try:
             found = await kept.find(shape[1], tenant)
@@ -63,7 +72,7 @@ async def _named(
         response = json.loads(await kept.now(found))
         outputs |= {item["id"]: item for item in response["output"]}
     if name not in outputs:
-        raise wrong(field, f"{str(name)[:64]!r} names no item of a response", "ITEM_NOT_FOUND")
+        raise wrong(field, f"{name[:64]!r} names no item of a response", "ITEM_NOT_FOUND")
     return outputs[name]
 
 
