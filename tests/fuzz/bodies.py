@@ -22,7 +22,8 @@ _FIELDS = [
     "priority", "chat_template_kwargs", "add_generation_prompt", "continue_final_message", "tools", "tool_choice",
     "response_format", "repetition_penalty", "presence_penalty", "frequency_penalty", "length_penalty",
     "use_beam_search", "early_stopping", "ignore_eos", "min_tokens", "return_token_ids", "service_tier",
-    "truncate_prompt_tokens", "mm_processor_kwargs", "cache_salt", "metadata", "tokens", "text", "unknown",
+    "truncate_prompt_tokens", "max_window_size", "multi_modal_data", "mm_processor_kwargs", "cache_salt", "metadata",
+    "tokens", "text", "unknown",
     "inputs", "parameters", "text_input", "sampling_parameters", "input_id", "id", "outputs", "details", "stop_words",
     "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structural_tag",
     "functions", "function_call", "add_special_tokens", "return_token_strs", "documents",
@@ -70,13 +71,21 @@ def _right(draw: random.Random, route: str) -> dict[str, Any]:
     if draw.random() < 0.3:
         few["stream"] = True
     if route.endswith("/completions") and "chat" not in route:
-        prompts = ["some words", [5, 6, 7], ["one", "two"], [[5, 6], [7]]]
-        return {**few, "prompt": draw.choice(prompts)}
+        return {**few, **_prompt(draw)}
     if route.endswith("/tokenize"):
         few = {"model": MODEL}
     if draw.random() < 0.2:
         few |= {"tools": _tools(draw), "tool_choice": "none"}
-    return {**few, "messages": _messages(draw)}
+    return {**few, "max_window_size": draw.choice([None, 1, 40, 4096]), "messages": _messages(draw)}
+
+
+def _prompt(draw: random.Random) -> dict[str, Any]:
+    """The prompt of a completion, or several."""
+    if draw.random() < 0.2:
+        data = {"image": [values.url(draw), values.url(draw)]}
+        marked = draw.choice(["words", "<|image_pad|> <|image_pad|>"])
+        return {"prompt": marked, "multi_modal_data": data}
+    return {"prompt": draw.choice(["some words", [5, 6, 7], ["one", "two"], [[5, 6], [7]]])}
 
 
 def _of_another_api(draw: random.Random, route: str) -> dict[str, Any]:
