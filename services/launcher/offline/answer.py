@@ -1,7 +1,7 @@
 """From the events of a stream to outputs that have all that has come so far."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from services.launcher.offline.outputs import (
@@ -15,14 +15,18 @@ from services.launcher.offline.outputs import (
 _NAME = "token_id:"  # before the ids of tokens in log-probabilities
 ABORTED = "abort"
 
+TextOf = Callable[[int], str | None]
+
 
 class AnswerFold:
     """One request. Events are those of completions and chats with token ids, log-probabilities by token ids."""
 
-    def __init__(self, request_id: str, prompt: str | None, choices: int, top: int) -> None:
-        """`top`: how many of the likeliest tokens log-probabilities have."""
+    def __init__(
+        self, request_id: str, prompt: str | None, choices: int, top: int, text_of: TextOf
+    ) -> None:
+        """`top`: how many of the likeliest tokens log-probabilities have; `text_of` a token is its text."""
         self._request_id, self._prompt = request_id, prompt
-        self._choices = [_Choice(index, top) for index in range(choices)]
+        self._choices = [_Choice(index, top, text_of) for index in range(choices)]
         self._prompt_ids: Sequence[int] = ()
         self._prompt_logprobs: Sequence[Logprobs | None] | None = None
         self._cached: int | None = None
@@ -78,8 +82,8 @@ class AnswerFold:
 class _Choice:
     """One answer, growing."""
 
-    def __init__(self, index: int, top: int) -> None:
-        self._index, self._top = index, top
+    def __init__(self, index: int, top: int, text_of: TextOf) -> None:
+        self._index, self._top, self._text_of = index, top, text_of
         self._texts: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[Logprobs] | None = None
@@ -125,10 +129,11 @@ class _Choice:
         for value, top in zip(scores["token_logprobs"], scores["top_logprobs"], strict=True):
             self._sum += value
             # The likeliest in order, and behind them the token itself where it is none of them.
-            ranks = (rank if rank <= self._top else None for rank in range(1, len(top) + 1))
-            entries.append(
-                {_id(one): Logprob(top[one], rank) for one, rank in zip(top, ranks, strict=True)}
-            )
+            entry = {}
+            for rank, (name, likely) in enumerate(top.items(), 1):
+                place = rank if rank <= self._top else None
+                entry[_id(name)] = Logprob(likely, place, self._text_of(_id(name)))
+            entries.append(entry)
 
 
 def _of_chat(entry: Mapping[str, Any], rank: int | None) -> tuple[int, Logprob]:

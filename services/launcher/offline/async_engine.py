@@ -114,7 +114,7 @@ class AsyncEngine:
             raise RuntimeError("this engine is shut down")
         loop = asyncio.get_running_loop()
         if self._requests is None or self._loop is not loop:
-            self._requests = Requests(self._engine.url, self._engine.key, self._engine.failure)
+            self._requests = self._engine.requests()
             self._loop = loop
         return self._requests
 

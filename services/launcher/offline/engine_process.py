@@ -18,6 +18,8 @@ from typing import Any
 
 from services.launcher.offline.errors import EngineFailed
 from services.launcher.offline.flags import OWN_VARIABLES, serve_arguments
+from services.launcher.offline.requests import Requests
+from services.launcher.offline.token_texts import TokenTexts
 from services.launcher.ports import free_ports
 from shared.settings import child_environment, python_path
 
@@ -39,6 +41,7 @@ class EngineProcess:
     def __init__(self, model: str | Path | None, flags: Mapping[str, Any]) -> None:
         """Raises TypeError or ValueError for wrong flags. Returns before the services are ready."""
         arguments = serve_arguments(model, flags)
+        self.token_texts = TokenTexts(model, str(flags.get("revision") or ""))
         self.port, grpc_port = free_ports(_HOST, 2)
         self.key = secrets.token_urlsafe(32)
         self._folder = tempfile.mkdtemp(prefix="tessera-")
@@ -57,6 +60,10 @@ class EngineProcess:
     def url(self) -> str:
         """Base URL of the REST API."""
         return f"http://{_HOST}:{self.port}"
+
+    def requests(self) -> Requests:
+        """What sends requests to it, for one event loop."""
+        return Requests(self.url, self.key, self.failure, self.token_texts)
 
     @property
     def pid(self) -> int:

@@ -10,8 +10,8 @@ from typing import Any, Self
 from services.launcher.offline.engine_process import EngineProcess
 from services.launcher.offline.loop_thread import LoopThread
 from services.launcher.offline.outputs import RequestOutput
+from services.launcher.offline.progress import progress
 from services.launcher.offline.prompts import Prompt, is_ids, read_conversation, read_prompt
-from services.launcher.offline.requests import Requests
 from services.launcher.offline.sampling_params import SamplingParams
 from shared.net import tasks
 
@@ -32,7 +32,7 @@ class LLM:
         self._engine = EngineProcess(model, flags)
         self._close = weakref.finalize(self, self._engine.stop)
         self._loop = LoopThread()
-        self._requests = Requests(self._engine.url, self._engine.key, self._engine.failure)
+        self._requests = self._engine.requests()
         self._numbers = itertools.count()
         try:
             self._engine.wait_ready()
@@ -40,23 +40,26 @@ class LLM:
             self.close()
             raise
 
-    def generate(self, prompts: Any, sampling_params: _Params = None) -> list[RequestOutput]:
+    def generate(
+        self, prompts: Any, sampling_params: _Params = None, *, use_tqdm: bool = True
+    ) -> list[RequestOutput]:
         """The answers to one prompt or several, in their order. A prompt is a text, a list of token ids, or a dict of
         `prompt` (or `prompt_token_ids`) and `multi_modal_data`: `{"image": ...}`, one or a list of paths, URLs, bytes
         of files or PIL images; `video` likewise. `sampling_params`: for all, or one for each; None takes the model's
-        own defaults and 16 tokens.
+        own defaults and 16 tokens. `use_tqdm` shows on a terminal how many are answered.
 
         Raises RequestRefused for the first prompt that cannot be answered; the others are then cancelled.
         """
         is_one = isinstance(prompts, (str, Mapping)) or is_ids(prompts)
         listed = [prompts] if is_one else list(prompts)
-        return self._run([read_prompt(prompt) for prompt in listed], sampling_params)
+        return self._run([read_prompt(prompt) for prompt in listed], sampling_params, use_tqdm)
 
     def chat(
         self,
         messages: Sequence[Any],
         sampling_params: _Params = None,
         *,
+        use_tqdm: bool = True,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -80,7 +83,7 @@ class LLM:
             "max_window_size": max_window_size,
         }
         prompts = [read_conversation(conversation, **options) for conversation in conversations]
-        return self._run(prompts, sampling_params)
+        return self._run(prompts, sampling_params, use_tqdm)
 
     @property
     def pid(self) -> int:
@@ -103,7 +106,9 @@ class LLM:
     ) -> None:
         self.close()
 
-    def _run(self, prompts: Sequence[Prompt], params: _Params) -> list[RequestOutput]:
+    def _run(
+        self, prompts: Sequence[Prompt], params: _Params, use_tqdm: bool
+    ) -> list[RequestOutput]:
         if not self._close.alive:
             raise RuntimeError("this LLM is closed")
         if params is None or isinstance(params, SamplingParams):
@@ -115,10 +120,13 @@ class LLM:
                 f"sampling_params must be one for all, or one for each of {len(prompts)} prompts, not {len(listed)}"
             )
 
-        async def answered() -> list[RequestOutput]:
-            return await tasks.together(
-                self._requests.whole(str(next(self._numbers)), prompt, one)
-                for prompt, one in zip(prompts, listed, strict=True)
-            )
+        async def answer(prompt: Prompt, one: SamplingParams | None) -> RequestOutput:
+            output = await self._requests.whole(str(next(self._numbers)), prompt, one)
+            answered()
+            return output
 
-        return self._loop.run(answered())
+        async def answer_all() -> list[RequestOutput]:
+            return await tasks.together(map(answer, prompts, listed))
+
+        with progress(len(prompts), wanted=use_tqdm) as answered:
+            return self._loop.run(answer_all())

@@ -8,8 +8,9 @@ from typing import Any
 from services.launcher.offline.answer import AnswerFold
 from services.launcher.offline.errors import EngineFailed, raised
 from services.launcher.offline.outputs import RequestOutput
-from services.launcher.offline.prompts import Prompt
+from services.launcher.offline.prompts import CHAT, Prompt
 from services.launcher.offline.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
+from services.launcher.offline.token_texts import TokenTexts
 from shared.client import Client, ClientError
 from shared.net import tasks
 
@@ -23,7 +24,10 @@ _LOOK_S = 2.0  # whether the services have ended for good
 class Requests:
     """Sends requests. `failure` says why the services have ended for good, empty as long as they have not."""
 
-    def __init__(self, url: str, key: str, failure: Callable[[], str]) -> None:
+    def __init__(
+        self, url: str, key: str, failure: Callable[[], str], token_texts: TokenTexts
+    ) -> None:
+        self._token_texts = token_texts
         self._client = Client([url], api_key=key, patience_s=_PATIENCE_S)
         self._failure = failure
         self._places = asyncio.Semaphore(_AT_ONCE)
@@ -40,7 +44,7 @@ class Requests:
 
         Raises RequestRefused, EngineFailed.
         """
-        fold = _fold(request_id, prompt, params)
+        fold = await self._fold(request_id, prompt, params)
         async with self._places:
             try:
                 async with contextlib.aclosing(self._events(prompt, params, aborted)) as events:
@@ -56,7 +60,7 @@ class Requests:
         self, request_id: str, prompt: Prompt, params: SamplingParams | None
     ) -> RequestOutput:
         """The finished output alone. Raises RequestRefused, EngineFailed."""
-        fold = _fold(request_id, prompt, params)
+        fold = await self._fold(request_id, prompt, params)
         async with self._places:
             try:
                 async with contextlib.aclosing(self._events(prompt, params, None)) as events:
@@ -69,6 +73,14 @@ class Requests:
     def close(self) -> None:
         """Closes the connections."""
         self._client.close()
+
+    async def _fold(
+        self, request_id: str, prompt: Prompt, params: SamplingParams | None
+    ) -> AnswerFold:
+        choices, top = (1, None) if params is None else (params.n, params.logprobs)
+        if top is not None and prompt.path != CHAT:
+            await asyncio.to_thread(self._token_texts.load)
+        return AnswerFold(request_id, prompt.text, choices, top or 0, self._token_texts.text)
 
     async def _sent(
         self, prompt: Prompt, params: SamplingParams | None
@@ -114,11 +126,6 @@ async def _next(
     events: AsyncGenerator[Mapping[str, Any], None],
 ) -> Mapping[str, Any] | None:
     return await anext(events, None)
-
-
-def _fold(request_id: str, prompt: Prompt, params: SamplingParams | None) -> AnswerFold:
-    choices, top = (1, 0) if params is None else (params.n, params.logprobs or 0)
-    return AnswerFold(request_id, prompt.text, choices, top)
 
 
 def _body(prompt: Prompt, params: SamplingParams | None) -> dict[str, Any]:

@@ -60,6 +60,7 @@ def _ask(
         _sampling(settings, tokens),
         # One turn: it fits, or the request is refused.
         max_window_size=settings.max_input_length + 1,
+        use_tqdm=False,
     )
 
 
@@ -85,5 +86,5 @@ def _words(llm: LLM, batch: Sequence[Input]) -> int:
     """Tokens of the longest prompt without its picture."""
     texts = {one.text for one in batch}
     prompts = [[{"role": "user", "content": [{"text": text}]}] for text in texts]
-    asked = llm.chat(prompts, SamplingParams(max_tokens=1))
+    asked = llm.chat(prompts, SamplingParams(max_tokens=1), use_tqdm=False)
     return max(len(output.prompt_token_ids) for output in asked)

@@ -83,6 +83,7 @@ def test_log_probabilities_are_by_token_and_ranked(llm: LLM, is_chat: bool) -> N
     assert answer.logprobs is not None and len(answer.logprobs) == 4
     for token, entry in zip(answer.token_ids, answer.logprobs, strict=True):
         assert entry[token].rank == 1 and len(entry) == 2
+        assert all(one.decoded_token for one in entry.values())
         assert entry[token].logprob == max(one.logprob for one in entry.values())
     total = sum(
         entry[token].logprob for token, entry in zip(answer.token_ids, answer.logprobs, strict=True)
