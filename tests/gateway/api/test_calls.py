@@ -222,7 +222,9 @@ async def test_earlier_calls_reach_the_template(stage: Stage) -> None:
     def call(name: str, arguments: Any) -> dict[str, Any]:
         return {"id": name, "type": "function", "function": {"name": "x", "arguments": arguments}}
 
+    half = '{"b": "\\ud800"}'  # no text can hold what it says
     calls = [call("a", '{"b": 1}'), call("c", "{no"), call("d", {"e": []}), call("f", "")]
+    calls.append(call("g", half))
     turns = [
         {"role": "assistant", "content": None, "tool_calls": calls, "reasoning": "hm"},
         {"role": "tool", "content": "sunny", "tool_call_id": "a"},
@@ -233,8 +235,8 @@ async def test_earlier_calls_reach_the_template(stage: Stage) -> None:
     assert reply.status_code == 200, reply.text
     seen = stage.preprocess.seen[-1].conversation
     given = json.loads(seen.messages[1].tool_calls_json)
-    assert [one["function"]["arguments"] for one in given] == [{"b": 1}, "{no", {"e": []}, {}]
-    assert [one["id"] for one in given] == ["a", "c", "d", "f"]
+    assert [one["function"]["arguments"] for one in given] == [{"b": 1}, "{no", {"e": []}, {}, half]
+    assert [one["id"] for one in given] == ["a", "c", "d", "f", "g"]
     assert seen.messages[1].reasoning == "hm"
     assert (seen.messages[2].role, seen.messages[2].tool_call_id) == ("tool", "a")
     assert json.loads(seen.documents_json) == documents

@@ -165,8 +165,15 @@ async def test_what_stands_beside_a_name_costs_its_request_alone(stage: Stage) -
     first = await stage.openai.responses.create(**ASKED, tools=TOOLS)
     name = json.dumps({"type": "item_reference", "id": first.output[0].id})
     deep = "[" * 900 + "]" * 900
-    for near in (deep, f'{{"content": {deep}}}', '{"role": "user", "content": "\\ud800"}'):
-        body = f'{{"model": "{MODEL}", "input": [{name}, {near}]}}'
+    said = '{{"role": "user", "content": "{}"}}'
+    for near in (
+        deep,
+        f'{{"content": {deep}}}',
+        said.format("\\ud800"),
+        said.format("\xe9"),
+        '{"type": "\xe9"}',
+    ):
+        body = f'{{"model": "{MODEL}", "input": [{name}, {near}]}}'.encode("latin-1")
         reply = await stage.http.post(PATH, content=body, headers=OURS)
         assert reply.status_code == 400, reply.text
 
