@@ -40,6 +40,7 @@ class GenericRule(PromptRule):
         )
         self._checkpoint = checkpoint
         self._takes_all = record.takes_all_rows
+        self._item_rows = record.item_rows(checkpoint)
         most = overrides.get("most_images")
         most_images = int(most) if most else settings["most_images"]
         log.info(
@@ -68,6 +69,9 @@ class GenericRule(PromptRule):
     def span(self, item: ItemSize) -> MediaSpan:
         """The item's own ids; the item must be a `MadeItem`."""
         assert isinstance(item, MadeItem)
+        if self._item_rows:
+            fields = {name: _tensor(**value) for name, value in item.fields.items()}
+            return MediaSpan(tuple(item.ids), self._item_rows, fields=fields)
         takes_row = np.isin(item.ids, item.ids if self._takes_all else self._placeholders)
         edges = np.flatnonzero(np.diff(takes_row, prepend=False, append=False))
         runs = [(int(start), int(end - start)) for start, end in edges.reshape(-1, 2)]
