@@ -18,7 +18,6 @@ from services.comparison.ours import Whole, encode, load_decoder
 from services.comparison.prepared import Prepared
 from services.comparison.small_checkpoint import CannotBeMade
 from services.decoder.devices.cpu.device import CpuDevice
-from services.decoder.media.media_spans import embed_positions, read_spans
 from services.decoder.models.generic.comparison import difference
 from services.decoder.models.generic.loading import find_class, require_served
 from services.families import registry
@@ -113,7 +112,10 @@ def _run(model: Any, prompt: Prepared) -> Expected:
     class can be asked for them."""
     count = len(prompt.ids)
     types = np.zeros((1, count), np.int64)
-    types[0, embed_positions(read_spans(prompt.items, count))] = 1
+    for item in prompt.items:
+        runs = [(run.start, run.length) for run in item.embed_runs] or [(0, item.length)]
+        for start, length in runs:
+            types[0, item.offset + start :][:length] = 1
     # Of some classes the processor gives the types of tokens where it is asked to alone.
     inputs = {"mm_token_type_ids": types, **prompt.inputs}
     takes = inspect.signature(model.forward).parameters

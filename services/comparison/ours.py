@@ -10,10 +10,12 @@ from torch import Tensor
 from services.comparison.prepared import Prepared
 from services.decoder.devices.cpu.device import CpuDevice
 from services.decoder.media.media_spans import MediaSpan
-from services.decoder.models.cache_spec import paged_layers
+from services.decoder.models.cache_spec import cache_spec, paged_layers
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.worker.inputs.rows import Rows
 from services.decoder.worker.inputs.step_inputs import Inputs
+from services.decoder.worker.slots.encoder_blocks import EncoderBlocks
+from services.decoder.worker.slots.kept_by_slot import Introduced
 from services.decoder.worker.slots.slots import SlotTable
 from services.families import registry
 from services.families.family import is_generic, load_part
@@ -36,7 +38,9 @@ def load_decoder(
     load = load_part(family.decoder).load
     more = {"trust_remote_code": trust_remote_code} if is_generic(family.decoder) else {}
     model: DecoderModel = load(checkpoint, ops, longest, **more)
-    paged_layers(model.layers)  # refuses those of another kind
+    spec = cache_spec(model.layers)
+    if spec.states:
+        paged_layers(model.layers)  # refuses them
     return model
 
 
@@ -67,18 +71,23 @@ class Whole:
     def logits(self, prompt: Prepared, rows: dict[bytes, Tensor], asked: Tensor) -> Tensor:
         """float32 [n, vocabulary] of a prompt in one step, of its tokens at `asked` [n]."""
         count, size, model = len(prompt.ids), self.device.block_size, self.model
-        slots = SlotTable(1, count, size, model.config.vocab_size, model.rotary_axes)
+        spec = cache_spec(model.layers)
+        vocabulary = model.config.vocab_size
+        slots = SlotTable(1, count, size, vocabulary, model.rotary_axes, model.media_ids)
         ids = prompt.ids.astype("<i4").tobytes()
         sequence = NewSequence(slot=0, prompt_len=count, tokens=ids, media=prompt.items)
         tokens = slots.introduce(sequence)
+        rows_in_all = sum(item.rows for item in prompt.items)
+        encoder = EncoderBlocks(
+            spec.encoder, self.device.ops, -(-rows_in_all // size), slots, model
+        )
+        encoder.introduce(0, Introduced(sequence, tokens))
         slots.prefix_len[0] = model.prefix(tokens)
         if model.rotary_axes:
             slots.set_rotary(0, *model.positions(tokens, prompt.items))
         blocks = -(-count // size)
         slots.table[0] = np.arange(1, blocks + 1)
-        caches = [
-            self.device.ops.alloc_kv(layer, blocks + 1) for layer in paged_layers(model.layers)
-        ]
+        caches = [self.device.ops.alloc_kv(layer, blocks + 1) for layer in spec.paged]
 
         def read(span: MediaSpan, low: int, high: int) -> Tensor:
             return rows[span.digest][low:high]
@@ -86,8 +95,11 @@ class Whole:
         def one(value: int) -> Any:
             return np.array([value], np.int64)
 
-        inputs = Inputs(slots, self.device, read, model.levels, model.needs.attention)
-        batch = inputs.build(Rows(one(0), one(0), one(0), one(count)), one(count))
+        inputs = Inputs(
+            slots, self.device, read, model.levels, model.needs.attention, encoder=encoder
+        )
+        whole = Rows(one(0), one(0), one(0), one(count))
+        batch = inputs.build(whole, one(count), new_media=encoder.advance(whole.slot))
         hidden = model.embed(batch.step.ids, batch.embeds, batch.runs)
         last = model.forward(hidden, batch.step, caches)
         return model.logits(last[:count][asked])

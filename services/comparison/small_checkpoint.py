@@ -85,6 +85,9 @@ def _randomise(model: nn.Module) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator)
+            if parameter.numel() == 1:  # a gate, which is closed at first
+                parameter.add_(noise)
+                continue
             if parameter.ndim < 2:
                 parameter.add_(noise * 0.05)
                 continue

@@ -29,6 +29,7 @@ def smaller(config: PreTrainedConfig, *, widths: bool, layers: bool) -> PreTrain
     parts = list(_parts(found))
     if widths:
         _narrow(parts)
+        _join_outputs(parts)
     if layers:
         _shorten(found.get_text_config(decoder=True))
     for part in parts:
@@ -69,6 +70,14 @@ def _narrow(parts: list[Any]) -> None:
                 continue
             if value in widths and _SHARED.search(name) and not _INNER.search(name):
                 setattr(part, name, widths[value])
+
+
+def _join_outputs(parts: list[Any]) -> None:
+    """Rows of a tower that are those of its last layer and of some others beside each other."""
+    for part in parts:
+        if hasattr(part, "vision_output_dim"):
+            outputs = 1 + len(part.intermediate_layers_indices)
+            part.vision_output_dim = outputs * _first(part, _WIDTHS)
 
 
 def _share(width: int, heads: int) -> Fraction:

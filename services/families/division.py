@@ -36,6 +36,8 @@ def _reason(config: DecoderConfig, ranks: int) -> str:
         return f"{keys} heads of keys and values, which neither divide by it nor divide it"
     if config.intermediate_size % ranks:
         return f"{config.intermediate_size} units between the layers of its MLP, which do not divide by it"
+    if config.attends_to_media:
+        return "layers that attend to pictures, which are not divided yet"
     if config.row_norms:
         return "norms of all heads together, of which each rank has only some"
     if config.vocab_size < ranks * ranks:

@@ -57,8 +57,9 @@ class Family:
     # Kinds of media that its prompts may have, where it has an encoder; see `modalities`.
     takes: tuple[Modality.ValueType, ...] = (Modality.MODALITY_IMAGE,)
     # Of generic parts: "finish" and "features" name functions, "merge" may be "add" and "rows" "all", "most_images" is
-    # a number, "decoder_path" is where the text model hangs in the class, "encoder_path" where the encoder of one
-    # inside its decoder does (docs/add-a-model.md).
+    # a number, "item_rows" names a function of a Checkpoint that gives the rows of any item where layers attend to
+    # them, "decoder_path" is where the text model hangs in the class, "encoder_path" where the encoder of one inside
+    # its decoder does (docs/add-a-model.md).
     overrides: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -70,6 +71,12 @@ class Family:
     def takes_all_rows(self) -> bool:
         """Whether each of a picture's tokens takes an embedding row, separators too."""
         return self.overrides.get("rows") == "all"
+
+    def item_rows(self, checkpoint: Checkpoint) -> int:
+        """Rows of a media item that layers attend to; 0 where tokens take rows."""
+        named = self.overrides.get("item_rows")
+        rows: int = load_part(named)(checkpoint) if named else 0
+        return rows
 
     @property
     def is_known_by_keys(self) -> bool:

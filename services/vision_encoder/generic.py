@@ -62,6 +62,7 @@ class GenericEncoder:
         family = registry.find(checkpoint)
         self._processor = build_processor(checkpoint, family.processor_config(checkpoint))
         self._takes_all = family.takes_all_rows
+        self._item_rows = family.item_rows(checkpoint)
         overrides = family.overrides
         features = overrides.get("features")
         self._features = load_part(features) if features else image_features
@@ -105,7 +106,7 @@ class GenericEncoder:
         except Exception as error:  # whatever the code of some model raises
             raise unsupported(checkpoint, f"its encoder fails on a picture: {error!r}") from error
         known = ids if self._takes_all else placeholder_ids(checkpoint)
-        count = int(np.isin(ids, known).sum())
+        count = self._item_rows or int(np.isin(ids, known).sum())
         if rows.shape[1] % width or len(rows) != count:
             raise unsupported(
                 checkpoint,

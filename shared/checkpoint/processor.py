@@ -19,7 +19,7 @@ OFFSETS = "text_replacement_offsets"
 # Beside the tensors of a picture whose tokens all take rows: their ids [n].
 SPAN_IDS = "span_ids"
 # What a processor makes of the text, and not of the pictures; token types of any kind are too.
-_TEXT = ("input_ids", "attention_mask", OFFSETS)
+_TEXT = ("input_ids", "attention_mask", "cross_attention_mask", OFFSETS)
 _TYPES = "token_type_ids"
 _PLACEHOLDERS = ("image_token_id", "image_token_index")
 # Names in released checkpoints that transformers no longer has.

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
@@ -49,6 +49,8 @@ class DecoderConfig(TextSizes):
     up_first: bool  # of one stored matrix: what is gated above the gates; else the gates first
     windows: tuple[int | None, ...]
     rope: RopeConfig
+
+    attends_to_media: ClassVar[bool] = False  # some layers, instead of the text
 
 
 def read_config(

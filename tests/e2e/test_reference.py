@@ -105,6 +105,7 @@ CASES: dict[str, dict[str, Any]] = {
     "molmo2-transformers": {"family": "molmo2"},
     "ovis2-transformers-qwen2": {"family": "ovis2"},
     "ernie4.5-vl-moe-transformers": {"family": "ernie4_5_vl_moe"},
+    "mllama-transformers-and-ours": {"family": "mllama"},
     "blip2-transformers-opt": {"family": "blip2", "template": WORDS_ALONE},
     "fuyu-transformers-persimmon": {"family": "fuyu", "template": WORDS_ALONE},
 }

@@ -31,7 +31,8 @@ Prompts with pictures of a model of which any part is the code of transformers a
 before it is served, in a small random model of the checkpoint's configuration: by each decoder at its start, and by
 `tessera check`, which therefore takes some seconds the first time
 ([add-a-model.md](add-a-model.md#the-comparison-with-pictures)). Served so, and compared in the tests with
-transformers' `generate`: Idefics3, LLaVA-OneVision, Gemma 3, Qwen3-VL, Chameleon, Molmo2, Ovis2 and ERNIE 4.5 VL.
+transformers' `generate`: Idefics3, LLaVA-OneVision, Gemma 3, Qwen3-VL, Chameleon, Molmo2, Ovis2, ERNIE 4.5 VL and,
+with a decoder of ours, Llama 3.2 Vision (Mllama).
 Known to be refused, each with its reason: classes whose image processor needs torchvision (Kimi-K2.5, Llama 4), those
 whose processor does not say what it writes for a picture (Idefics2), and that add rows in layers of their choice
 (Granite 4 Vision). A request alone is refused whose picture has other text around it than the rest, which is tokenized

@@ -45,6 +45,8 @@ def items_of(folder: Path) -> list[Item]:
 
 def reference_rows(folder: Path, item: Item) -> torch.Tensor:
     model: Any = load_reference(folder)
+    if not hasattr(model, "get_image_features"):
+        return attended_rows(model, item)
     known = inspect.signature(model.get_image_features).parameters
     tensors = {n: torch.from_numpy(values) for n, values in item.tensors.items() if n in known}
     with torch.inference_mode():
@@ -57,6 +59,18 @@ def reference_rows(folder: Path, item: Item) -> torch.Tensor:
     return torch.cat(
         [flat(rows) for rows in (made.pooler_output, *made.get("deepstack_features", ()))], 1
     )
+
+
+def attended_rows(model: Any, item: Item) -> torch.Tensor:
+    """What the language layers of a class are given of a picture to attend to."""
+    given: dict[str, Any] = {}
+    language = model.model.language_model
+    language.register_forward_pre_hook(lambda _, __, named: given.update(named), with_kwargs=True)
+    tensors = {name: torch.from_numpy(values) for name, values in item.tensors.items()}
+    with torch.inference_mode():
+        model(input_ids=torch.tensor([[model.config.image_token_id]]), **tensors)
+    rows: torch.Tensor = given["cross_attention_states"].flatten(0, -2)
+    return rows
 
 
 @pytest.mark.parametrize("family", GENERIC)

@@ -5,6 +5,7 @@ import structlog
 from services.decoder.devices.base.device import Device
 from services.decoder.loading.memory import (
     count_blocks,
+    count_encoder_blocks,
     count_host_blocks,
     kv_bytes,
     less_state,
@@ -39,18 +40,30 @@ def find_limits(
     ).less("graphs (--graphs)", graphs)
     asked = settings.kv_cache_memory_bytes or 0
     reason = "" if asked else str(budget)
-    total = kv_bytes(asked, budget.nbytes, state_bytes + useful * block_bytes)
+    most_useful = state_bytes + useful * block_bytes + spec.most_encoder_bytes(ops, slots)
+    total = kv_bytes(asked, budget.nbytes, most_useful)
     swap = device.swap_bytes(host_sharers)
-    if spec.states:
+    if not spec.is_paged_alone:
         require_no_swapping(settings.num_host_blocks)
-        total, swap = less_state(total, state_bytes, slots, reason), 0
+        swap = 0
+    if spec.states:
+        total = less_state(total, state_bytes, slots, reason)
         reason = (
             f"{reason or total + state_bytes}, less {state_bytes} bytes of state (--max-num-seqs)"
         )
+    encoder_blocks = encoder_bytes = 0
+    if spec.encoder:
+        least = (-(-longest // block_size) + 1) * block_bytes
+        of_item = -(-spec.item_rows // block_size)
+        each = spec.encoder_block_bytes(ops)
+        encoder_blocks = count_encoder_blocks(total, least, each, of_item, slots, reason)
+        encoder_bytes = (encoder_blocks + 1) * each
+        total -= encoder_bytes
+        reason = f"{reason or total + encoder_bytes}, less {encoder_bytes} bytes for keys of media"
     if block_bytes:
         if ops.ranks is not None:  # every rank has all sequences
-            least = ops.ranks.least(total // block_bytes, swap // block_bytes)
-            total, swap = (blocks * block_bytes for blocks in least)
+            fewest = ops.ranks.least(total // block_bytes, swap // block_bytes)
+            total, swap = (blocks * block_bytes for blocks in fewest)
         blocks = count_blocks(total, block_bytes, longest, block_size, reason)
         host_blocks = count_host_blocks(settings.num_host_blocks, blocks, swap, block_bytes)
     else:
@@ -66,6 +79,7 @@ def find_limits(
         at_full_length=round(held / longest, 1),
         host_blocks=host_blocks,
         **({"state_mb": state_bytes >> 20} if spec.states else {}),
+        **({"media_mb": encoder_bytes >> 20} if spec.encoder else {}),
     )
     return Limits(
         num_blocks=blocks,
@@ -75,4 +89,5 @@ def find_limits(
         max_batched_tokens=steps.usual,
         max_step_tokens=steps.largest,
         block_size=block_size,
+        num_encoder_blocks=encoder_blocks,
     )

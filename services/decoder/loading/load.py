@@ -181,7 +181,7 @@ def load_rank(
         if device.ops.ranks is not None:
             device.ops.ranks.settle()
         spec = cache_spec(model.layers)
-        model.needs.require_state(bool(spec.states))
+        model.needs.require_state(not spec.is_paged_alone)
         device.require_attention(model.needs.attention)
         # The first rank alone says hello. What was just read is read again, most of it from memory.
         content = b"" if place.rank else _content(checkpoint)

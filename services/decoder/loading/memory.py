@@ -1,4 +1,4 @@
-"""How much memory each kind of cache has: state of every slot first, blocks from what is left."""
+"""How much memory each kind of cache has: state of every slot first, then keys of media, blocks from what is left."""
 
 from shared.errors import InvalidRequest
 
@@ -22,6 +22,29 @@ def less_state(total_bytes: int, state_bytes: int, max_slots: int, budget: str =
             field="max_num_seqs",
         )
     return total_bytes - state_bytes
+
+
+def count_encoder_blocks(
+    total_bytes: int,
+    least_bytes: int,
+    block_bytes: int,
+    item_blocks: int,
+    max_slots: int,
+    budget: str = "",
+) -> int:
+    """Blocks for the keys of media: half of the bytes at most, without the `least_bytes` that the longest sequence
+    needs beside, no more than one item for each slot, and at least one item. Raises InvalidRequest if that does not
+    fit. budget: how `total_bytes` came about, for that."""
+    spare = max(0, min(total_bytes // 2, total_bytes - least_bytes) // block_bytes - 1)
+    blocks = max(item_blocks, min(spare, max_slots * item_blocks))
+    if (blocks + 1) * block_bytes > total_bytes:  # block 0 is padding
+        raise InvalidRequest(
+            "KV_CACHE_TOO_SMALL",
+            f"the keys of one image take {blocks * block_bytes} bytes, but the cache has {total_bytes}: raise"
+            f" --kv-cache-memory-bytes{budget and f' ({budget})'}",
+            field="kv_cache_memory_bytes",
+        )
+    return blocks
 
 
 def count_blocks(

@@ -10,6 +10,7 @@ import torch
 from services.decoder.devices.base.device import Device
 from services.decoder.models.cache_spec import CacheSpec, cache_spec
 from services.decoder.models.decoder_model import DecoderModel
+from services.decoder.steps.encoder_keys import AttendingTokens, NewRows, SeenRows
 from services.decoder.steps.step import Step
 from services.decoder.worker.slots.slot_states import SlotStates
 
@@ -33,7 +34,7 @@ def profile(
     """Of steps of up to `max_tokens` tokens and `max_slots` samples."""
     spec = cache_spec(model.layers)
     # Of layers of several kinds the first does not tell the rest.
-    in_full = device.profile_in_full or bool(spec.states)
+    in_full = device.profile_in_full or not spec.is_paged_alone
     with torch.inference_mode():
         if in_full:
             largest = _Trial(model, device, max_tokens, max_model_len, spec)
@@ -100,6 +101,9 @@ class _Trial:
         states = SlotStates(spec.states, device.ops, len(counts))
         begin = np.zeros(len(counts), np.int64)
         self._states = states.advance(np.arange(len(counts)), begin, np.array(counts))
+        self._item_rows = spec.item_rows
+        item_blocks = -(-spec.item_rows // size)
+        self._keys = [device.ops.alloc_kv(layer, item_blocks + 1) for layer in spec.encoder]
         self._counts, self._blocks = counts, blocks
         self._slots = slots + places % size
         self._places = np.tile(places, (max(1, model.rotary_axes), 1))
@@ -117,6 +121,7 @@ class _Trial:
             slots=range(len(self._counts)),
             media=torch.arange(tokens, device=ops.device),
             states=() if states is None else states.on_device(sent[3], sent[4]),
+            attending=self._attending(),
         )
         media = torch.zeros((tokens, model.config.hidden_size)).to(ops.device, ops.dtype)
         hidden = model.embed(step.ids, [media], [(0, tokens)])
@@ -124,3 +129,22 @@ class _Trial:
         chosen = hidden[torch.arange(samples, device=ops.device) % tokens]
         model.logits(chosen.contiguous())
         self._device.synchronize()
+
+    def _attending(self) -> AttendingTokens | None:
+        """One item of media is written, and all tokens see all of it."""
+        if not self._keys:
+            return None
+        ops, tokens, rows = self._device.ops, len(self._slots), self._item_rows
+        blocks = np.arange(1, -(-rows // ops.block_size) + 1, dtype=np.int32)
+        all_tokens = np.arange(tokens)
+        index, table, places = self._device.upload(
+            all_tokens, np.tile(blocks, (tokens, 1)), np.arange(rows) + ops.block_size
+        )
+        values = torch.zeros((rows, self._model.config.hidden_size)).to(ops.device, ops.dtype)
+        return AttendingTokens(
+            self._keys,
+            [NewRows(values, ops.make_meta([rows], [rows], table[:1], places))],
+            index,
+            torch.zeros_like(index),
+            [SeenRows(None, ops.make_meta([1] * tokens, [rows] * tokens, table, index), None)],
+        )

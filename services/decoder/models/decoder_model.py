@@ -11,6 +11,7 @@ from torch import Tensor
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.models.layer_spec import LayerSpec
 from services.decoder.steps.attention_meta import PagedKV
+from services.decoder.steps.encoder_keys import MediaView
 from services.decoder.steps.needs import Needs
 from services.decoder.steps.step import Step
 from shared.checkpoint.folder import Checkpoint
@@ -25,6 +26,9 @@ class DecoderModel(ABC):
     rotary_axes: int = 0
     # Rows that are added behind the first layers (deepstack): a row of media is 1 + levels times as wide as the model.
     levels: int = 0
+    # Ids that tokens in the place of media may have where layers attend to media (`EncoderKeys`), and no token takes an
+    # embedding row; 0: they are in the vocabulary like all others.
+    media_ids: int = 0
     # Whose code runs the layers.
     code: ClassVar[str] = "native"
     needs: Needs = Needs()
@@ -65,11 +69,17 @@ class DecoderModel(ABC):
         """Tokens at the beginning of a prompt's ids that see each other, where `needs` says PREFIX_LM."""
         return len(prompt)
 
+    def media_view(self, prompt_len: int, media: Sequence[MediaItem]) -> MediaView:
+        """What the tokens of a sequence see of its media, of which there are some, where layers are `EncoderKeys`.
+        Raises InvalidRequest for media that are no such."""
+        raise NotImplementedError
+
     @abstractmethod
     def forward(self, hidden: Tensor, step: Step, caches: Sequence[PagedKV]) -> Tensor:
         """Hidden rows [T, H] after the last norm, from those of `embed`; one cache for each layer that is `Paged`, or
         where all are, fewer caches for as many first layers. Layers that are a `State` have it in `step.states`, and
-        all their rows write it.
+        all their rows write it; those that are `EncoderKeys` have theirs in `step.attending`, None where no token
+        attends to any.
 
         May overwrite `hidden`.
         """

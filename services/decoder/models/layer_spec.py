@@ -36,8 +36,16 @@ class State:
 
 
 @dataclass(frozen=True)
+class EncoderKeys(KVSpec):
+    """Keys and values of the rows that an encoder made of a sequence's media, in blocks of their own: written once for
+    all sequences with the same media, and read by each token. An item has `item_rows` of them at the most."""
+
+    item_rows: int
+
+
+@dataclass(frozen=True)
 class Opaque:
     """A cache that only the layer itself understands."""
 
 
-LayerSpec: TypeAlias = Paged | Shared | State | Opaque
+LayerSpec: TypeAlias = Paged | Shared | State | EncoderKeys | Opaque

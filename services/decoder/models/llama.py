@@ -94,13 +94,18 @@ class Llama(DecoderModel):
         ]
         first, *after = norms if config.pre_norms else [None] * config.num_layers + norms
         model._first_norm = first
-        model._layers = [load_layer(weights, i, norm, config, ops) for i, norm in enumerate(after)]
+        model.load_layers(weights, after)
         model._head = ops.pack_head(ops.share.outputs(head))
         model._outputs = head.out
         model._embedding = ops.embedding_table(table)
         model._media_adapter = model.load_media_adapter(weights, checkpoint)
         weights.finish()
         return model
+
+    def load_layers(self, weights: LanguageWeights, after: Sequence[Tensor | None]) -> None:
+        """Takes all layers; after: the norm behind each."""
+        config, ops = self.config, self._ops
+        self._layers = [load_layer(weights, i, norm, config, ops) for i, norm in enumerate(after)]
 
     def load_tables(self, weights: LanguageWeights) -> tuple[Tensor, LinearWeight]:
         """The token embedding [ids, hidden] and the output matrix [ids, hidden]."""

@@ -1,1 +1,2 @@
-"""What a step of the model is made of, as models and devices see it: tokens, attention, state, what is not split."""
+"""What a step of the model is made of, as models and devices see it: tokens, attention, state, keys of media, what is
+not split."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from services.decoder.steps.attention_meta import AttnMeta
+from services.decoder.steps.encoder_keys import AttendingTokens
 from services.decoder.steps.slot_state import LayerState
 
 
@@ -21,3 +22,6 @@ class Step:
     media: Tensor | None = None
     levels: Sequence[Tensor] = ()  # deepstack rows [T, H], one tensor for each level
     states: Sequence[LayerState] = ()  # one for each layer that is a `State`, in their order
+    attending: AttendingTokens | None = (
+        None  # where layers are `EncoderKeys`; None where no token attends
+    )

@@ -13,6 +13,7 @@ from services.decoder.worker.launched_step import LaunchedStep
 from services.decoder.worker.plans.drafts import Drafts
 from services.decoder.worker.plans.plan import bad_plan
 from services.decoder.worker.prompt_logprobs import PromptLogprobs
+from services.decoder.worker.slots.encoder_blocks import EncoderBlocks
 from services.decoder.worker.slots.sealed_blocks import SealedBlocks
 from services.decoder.worker.slots.slot_states import SlotStates, StateRows
 from services.decoder.worker.slots.slots import SlotTable
@@ -29,6 +30,7 @@ class Preparing:
         device: Device,
         slots: SlotTable,
         states: SlotStates,
+        encoder: EncoderBlocks,
         sealed: SealedBlocks,
         choice: TokenChoice,
         prompt_logprobs: PromptLogprobs,
@@ -36,9 +38,16 @@ class Preparing:
     ) -> None:
         self._slots, self._states, self._sealed = slots, states, sealed
         self._has_states = not states.empty
+        self._encoder = None if encoder.empty else encoder
         self._choice, self._prompt_logprobs = choice, prompt_logprobs
         self._inputs = Inputs(
-            slots, device, read, model.levels, model.needs.attention, choice.last_tokens
+            slots,
+            device,
+            read,
+            model.levels,
+            model.needs.attention,
+            choice.last_tokens,
+            self._encoder,
         )
         # Of `forward`, for steps that only generate; None where these run as all others do.
         self.graphs: Graphs | None = None
@@ -54,7 +63,8 @@ class Preparing:
         least_rows = self._rows_of_graph(rows)
         step.is_replayed = least_rows is not None
         states = self._advance(step, rows) if self._has_states else None
-        batch = self._inputs.build(rows, ends, extra, least_rows or 0, states)
+        new_media = () if self._encoder is None else self._encoder.advance(rows.slot)
+        batch = self._inputs.build(rows, ends, extra, least_rows or 0, states, new_media)
         step.reported = self._prompt_logprobs.reported(rows)
         self._sealed.overwrite(batch.blocks)
         known = rows.end if drafts is None else rows.end - drafts.count[rows.place]
@@ -73,6 +83,8 @@ class Preparing:
         step.failed[place] = error
         self._slots.length[_with_places(step)[1]] -= 1  # their places are made again
         self._states.go_back(rows.slot, rows.start)
+        if self._encoder is not None:
+            self._encoder.go_back(batch.new_media)
         step.samples = step.owners = np.zeros(0, np.int64)
         step.draws, step.split = None, Split.largest(0)
         kept = rows.select(np.flatnonzero(rows.place != place))

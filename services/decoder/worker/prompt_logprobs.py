@@ -81,7 +81,9 @@ class PromptLogprobs(KeptBySlot):
             some = tokens[start : start + _PIECE]
             logits = self._model.logits(before[start : start + _PIECE]).cpu().numpy()
             logprobs = log_softmax(logits)
-            chosen = logprobs[np.arange(len(some)), some]
+            # Tokens in the place of media may lie behind the vocabulary.
+            own_ids = np.minimum(some, logprobs.shape[1] - 1)
+            chosen = logprobs[np.arange(len(some)), own_ids]
             own.append(chosen.astype(RESULT_COLUMNS["logprobs"]).tobytes())
             for row in logprobs:
                 best, best_values = top(row, k)

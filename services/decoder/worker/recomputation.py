@@ -13,6 +13,7 @@ from services.decoder.worker.inputs.media_rows import ReadRows
 from services.decoder.worker.inputs.rows import Longs, Rows
 from services.decoder.worker.inputs.step_inputs import Inputs
 from services.decoder.worker.launched_step import LaunchedStep
+from services.decoder.worker.slots.encoder_blocks import EncoderBlocks
 from services.decoder.worker.slots.slots import SlotTable
 from services.decoder.worker.token_choice import SampleArrays
 
@@ -27,16 +28,24 @@ class Recomputation:
         slots: SlotTable,
         read: ReadRows,
         kv: Sequence[PagedKV],
+        encoder: EncoderBlocks,
     ) -> None:
-        """kv: the cache of every layer."""
+        """kv: the cache of every layer with blocks."""
         self._model, self._kv = model, kv
         # Without tokens of the device: the host knows them all by now.
-        self._inputs = Inputs(slots, device, read, model.levels, model.needs.attention)
+        self._inputs = Inputs(
+            slots,
+            device,
+            read,
+            model.levels,
+            model.needs.attention,
+            encoder=None if encoder.empty else encoder,
+        )
 
     @torch.inference_mode()
     def run(self, step: LaunchedStep, arrived: Sequence[Array]) -> list[Array]:
         """The step's download as it would be, had its rows in `redo` been given the right tokens. What they wrote to
-        the cache is written anew; state is that from before the step again."""
+        the cache is written anew but for keys of media; state is that from before the step again."""
         assert step.batch is not None
         states = step.batch.states
         index = np.flatnonzero(np.isin(step.batch.rows.place, list(step.redo)))

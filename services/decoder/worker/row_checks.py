@@ -5,6 +5,7 @@ import numpy as np
 from services.decoder.worker.inputs.media_rows import ReadRows, spans_of
 from services.decoder.worker.inputs.rows import Rows
 from services.decoder.worker.launched_step import LaunchedStep
+from services.decoder.worker.slots.encoder_blocks import EncoderBlocks
 from services.decoder.worker.slots.slot_states import SlotStates
 from services.decoder.worker.slots.slots import ANY_START, SlotTable
 from shared.errors import Precondition, ServingError
@@ -13,8 +14,11 @@ from shared.errors import Precondition, ServingError
 class RowChecks:
     """Checks rows against the table of slots, and that their embeddings are here."""
 
-    def __init__(self, slots: SlotTable, read: ReadRows, states: SlotStates) -> None:
-        self._slots, self._read, self._states = slots, read, states
+    def __init__(
+        self, slots: SlotTable, read: ReadRows, states: SlotStates, encoder: EncoderBlocks
+    ) -> None:
+        self._slots, self._read = slots, read
+        self._states, self._encoder = states, encoder
         self._has_states = not states.empty
 
     def runnable(self, step: LaunchedStep) -> Rows:
@@ -72,6 +76,9 @@ class RowChecks:
         try:
             for found in spans_of(self._slots, slot, int(rows.start[row]), int(rows.end[row])):
                 self._read(*found)
+            for kept in self._encoder.unwritten(rows.slot[row : row + 1]):
+                for span in kept.spans:
+                    self._read(span, 0, span.rows)
         except ServingError as error:
             self._slots.failed[slot] = True
             step.failed[row] = error

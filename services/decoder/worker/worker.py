@@ -29,6 +29,7 @@ from services.decoder.worker.prompt_logprobs import PromptLogprobs
 from services.decoder.worker.recomputation import Recomputation
 from services.decoder.worker.row_checks import RowChecks
 from services.decoder.worker.slots.accepting import Accepting
+from services.decoder.worker.slots.encoder_blocks import EncoderBlocks
 from services.decoder.worker.slots.kept_by_slot import (
     LayerStates,
     MediaInUse,
@@ -76,13 +77,16 @@ class Worker:
             limits.block_size,
             vocabulary,
             model.rotary_axes,
+            model.media_ids,
         )
+        encoder = EncoderBlocks(spec.encoder, ops, limits.num_encoder_blocks, slots, model)
         self.sealed = SealedBlocks(limits.num_blocks)
         sampler = device.make_sampler(limits.max_slots, vocabulary, matcher)
         logprobs = PromptLogprobs(model, slots)
         # What is added by slot is introduced, forked and dropped here; the table itself comes first.
         kept = (
             LayerStates(states),
+            encoder,
             MediaInUse(slots, embeddings),
             SampledSlots(sampler),
             PromptPlaces(slots, model),
@@ -92,14 +96,14 @@ class Worker:
         self._preparations = Preparations(kept)
         self._changes = PlanChanges(device, slots, kept, self.sealed, embeddings, self._kv, host_kv)
         read = reader(embeddings, model.config.hidden_size * (1 + model.levels))
-        self._checks = RowChecks(slots, read, states)
+        self._checks = RowChecks(slots, read, states, encoder)
         choice = TokenChoice(model, device, slots, sampler)
         self._collecting = Collecting(
             ops, slots, sampler, choice, accepting, logprobs, embeddings, self._kv
         )
-        self._recomputation = Recomputation(model, device, slots, read, self._kv)
+        self._recomputation = Recomputation(model, device, slots, read, self._kv, encoder)
         self._preparing = Preparing(
-            model, device, slots, states, self.sealed, choice, logprobs, read
+            model, device, slots, states, encoder, self.sealed, choice, logprobs, read
         )
         # Guards all of the state above but the device's. Steps that were launched and not collected, oldest first.
         self._collected = Condition()

@@ -49,6 +49,7 @@ class GenericRule(PromptRule):
         self._processor_name = str(settings["class"])
         self._image_settings = _settable(settings["processor"].get("image_processor") or {})
         self._takes_all = record.takes_all_rows
+        self._item_rows = record.item_rows(checkpoint)
         most = overrides.get("most_images")
         most_images = int(most) if most else settings["most_images"]
         log.info(
@@ -112,6 +113,9 @@ class GenericRule(PromptRule):
     def span(self, item: ItemSize) -> MediaSpan:
         """The item's own ids; the item must be a `MadeItem`."""
         assert isinstance(item, MadeItem)
+        if self._item_rows:
+            fields = {name: _tensor(**value) for name, value in item.fields.items()}
+            return MediaSpan(tuple(item.ids), self._item_rows, fields=fields)
         takes_row = np.isin(item.ids, item.ids if self._takes_all else self._placeholders)
         edges = np.flatnonzero(np.diff(takes_row, prepend=False, append=False))
         runs = [(int(start), int(end - start)) for start, end in edges.reshape(-1, 2)]

@@ -52,6 +52,8 @@ class ProcessorMaker:
         checkpoint = Checkpoint(folder, family)
         record = registry.find(checkpoint)
         self._takes_all = record.takes_all_rows
+        # Layers attend to pictures: nothing but the marker stands for one among the tokens.
+        self._is_marker = record.item_rows(checkpoint) > 0
         self._processor = build_processor(checkpoint, record.processor_config(checkpoint))
         self._name = type(self._processor).__name__
         self._marker = self._find_marker()
@@ -88,7 +90,7 @@ class ProcessorMaker:
     def make(self, image: PIL.Image.Image, options: Options = NONE) -> tuple[Pixels, Answer]:
         """A bundle (`shared.artifacts.bundle`), and the `ids` and small tensors (`fields`) of the picture."""
         made = run_processor(self._processor, [image], self._marker, **options)
-        before, text, after = self._cut(made[OFFSETS][0][0]["replacement"])
+        before, text, after = self._cut(self._written(made, 1)[0])
         if (before, after) != self._around:
             raise OtherSurroundings(
                 f"it writes {before!r} and {after!r} around a picture of {image.width} x {image.height} pixels, and"
@@ -139,7 +141,11 @@ class ProcessorMaker:
     def _replaced(self, pictures: Sequence[PIL.Image.Image]) -> list[str]:
         """The text that stands for each of several pictures of one prompt."""
         text = " ".join([self._marker] * len(pictures))
-        made = run_processor(self._processor, pictures, text)
+        return self._written(run_processor(self._processor, pictures, text), len(pictures))
+
+    def _written(self, made: Any, count: int) -> list[str]:
+        if self._is_marker:
+            return [self._marker] * count
         if OFFSETS not in made:
             raise ValueError("it does not say what it writes in the place of a picture")
         return [found["replacement"] for found in made[OFFSETS][0]]

@@ -95,6 +95,7 @@ class Capacity:
     parts: Parts = field(default_factory=Parts)  # of sequences, each computed in one step
     max_step_tokens: int = 0  # of a step with a part that needs more than max_batched_tokens
     has_state: bool = False  # a sequence is more than its blocks
+    num_encoder_blocks: int = 0  # for the keys of media, where layers attend to them
 
     @property
     def reuses_blocks(self) -> bool:
@@ -164,6 +165,14 @@ class Capacity:
                 f"{self.max_slots - 1} others; use a smaller one, or give the decoder more "
                 "--max-num-batched-tokens or fewer --max-num-seqs",
             )
+        if self.num_encoder_blocks:
+            needed = self.blocks_for(sum(span.rows for span in sequence.media))
+            if needed > self.num_encoder_blocks:
+                yield (
+                    "TOO_MUCH_MEDIA",
+                    f"the prompt's images take {needed} blocks of encoder keys and this decoder has "
+                    f"{self.num_encoder_blocks}; send fewer, or give the decoder more --kv-cache-memory-bytes",
+                )
         together = choices if sequence.beams is None else sequence.beams.num_beams
         if together > self.max_slots:
             yield (

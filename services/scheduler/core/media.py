@@ -37,7 +37,9 @@ class MediaState:
     fill the encoder's cache with what is needed much later; one item is always let through.
     """
 
-    def __init__(self, budget_rows: int) -> None:
+    def __init__(self, budget_rows: int, *, all_first: bool = False) -> None:
+        """all_first: any token may see all media of its sequence, so that none is computed before all are there."""
+        self._all_first = all_first
         self._budget = budget_rows
         self._rows = 0
         self._items: dict[bytes, _Item] = {}
@@ -81,7 +83,7 @@ class MediaState:
                 continue
             item = self._items.get(span.digest)
             if item is None or item.status is not ItemStatus.READY:
-                return max(0, span.offset - start)
+                return 0 if self._all_first else max(0, span.offset - start)
         return sequence.num_tokens - start
 
     def first_user(self, digest: bytes) -> Sequence | None:

@@ -1,6 +1,7 @@
-"""The slots of one decoder: which are free, and which sequence has which."""
+"""The slots of one decoder: which are free, which sequence has which, and blocks for media that slots hold."""
 
 from services.scheduler.core.beams import BeamSearch
+from services.scheduler.core.encoder_blocks import EncoderBlocks
 from services.scheduler.core.plan import StepPlan
 from services.scheduler.core.sequence import Sequence
 
@@ -8,14 +9,18 @@ from services.scheduler.core.sequence import Sequence
 class Slots:
     """Gives slots to sequences and takes them back. One that a decoder knows is free from the plan on that drops it."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, encoder_blocks: EncoderBlocks) -> None:
+        self.encoder_blocks = encoder_blocks
         self.free = list(range(count - 1, -1, -1))
         # For the next plan.
         self._drops: list[int] = []
         self._beam_drops: list[int] = []  # they stay with their beam search
+        self._dropped: list[Sequence] = []  # those with media whose slots these were
 
     def has_for(self, sequence: Sequence) -> bool:
-        """Whether a sequence and its forks have slots, or can have them."""
+        """Whether a sequence and its forks have slots and blocks for their media, or can have them."""
+        if not self.encoder_blocks.has_for(sequence):
+            return False
         if sequence.beams is not None:
             enough = len(self.free) >= sequence.beams.num_beams
             return enough or self.holds(sequence)
@@ -33,10 +38,15 @@ class Slots:
             spare = sequence.beams.spare_slots
             if not spare:
                 spare += [self.free.pop() for _ in range(sequence.beams.num_beams)]
-            sequence.slot = spare.pop()
+            self.give(sequence, spare.pop())
             return
         for one in _without_slot(sequence):
-            one.slot = self.free.pop()
+            self.give(one, self.free.pop())
+
+    def give(self, sequence: Sequence, slot: int) -> None:
+        """Gives this slot to a sequence without one."""
+        sequence.slot = slot
+        self.encoder_blocks.hold(sequence)
 
     def drop(self, sequence: Sequence) -> None:
         """Takes back the slot of a sequence, if it has one; the next plan tells the decoder."""
@@ -46,12 +56,15 @@ class Slots:
                 sequence.beams.spare_slots.append(sequence.slot)
             else:
                 self._drops.append(sequence.slot)
+            if sequence.media:
+                self._dropped.append(sequence)
             sequence.slot = -1
 
     def take_back(self, sequence: Sequence) -> None:
         """The same for a slot that the decoder knows nothing of yet."""
         if sequence.slot >= 0:
             self.free.append(sequence.slot)
+            self.encoder_blocks.release(sequence)
             sequence.slot = -1
 
     def end_search(self, search: BeamSearch[Sequence]) -> None:
@@ -65,6 +78,9 @@ class Slots:
             self.free.extend(self._drops)
             plan.drop = self._drops + self._beam_drops
             self._drops, self._beam_drops = [], []
+            for sequence in self._dropped:
+                self.encoder_blocks.release(sequence)
+            self._dropped = []
 
 
 def _without_slot(sequence: Sequence) -> list[Sequence]:

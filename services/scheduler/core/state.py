@@ -7,6 +7,7 @@ from services.scheduler.core.beams import BeamSearch
 from services.scheduler.core.block_tables import BlockTables
 from services.scheduler.core.blocks import BlockManager, extend_hashes
 from services.scheduler.core.budget import Capacity
+from services.scheduler.core.encoder_blocks import EncoderBlocks
 from services.scheduler.core.media import MediaState
 from services.scheduler.core.plan import PendingStep, StepPlan
 from services.scheduler.core.sequence import Isolation, Policy, Sequence, SequenceStatus
@@ -25,8 +26,9 @@ class DecoderState:
         self.blocks = BlockManager(capacity.num_blocks, capacity.block_size)
         self.tables = BlockTables(capacity, self.blocks)
         self.swapping = Swapping(capacity, self.blocks)
-        self.slots = Slots(capacity.max_slots)
-        self.media = MediaState(encoder_budget)
+        keys = EncoderBlocks(capacity.num_encoder_blocks, capacity.block_size)
+        self.slots = Slots(capacity.max_slots, keys)
+        self.media = MediaState(encoder_budget, all_first=capacity.num_encoder_blocks > 0)
         self.isolation = Isolation()
         self.waiting: list[Sequence] = []  # without blocks, by rank
         self.running: dict[Sequence, None] = {}  # with blocks
@@ -271,7 +273,7 @@ class DecoderState:
         """A new beam that has got exactly as far as its parent. The next plan tells the decoder."""
         child = parent.fork(parent.choice)
         self._enter(child)
-        child.slot = search.spare_slots.pop()
+        self.slots.give(child, search.spare_slots.pop())
         self.tables.share(child, parent)
         child.num_sealed = parent.num_sealed
         self.swapping.share(child, parent)

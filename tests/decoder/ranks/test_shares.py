@@ -165,6 +165,7 @@ def test_of_equal_logits_of_several_ranks_the_first_is_the_largest() -> None:
         ("llama", 3, {}, "4 attention heads, which do not divide by it"),
         ("llama", 2, {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 96}, "3 heads of keys"),
         ("llama", 2, {"intermediate_size": 97}, "97 units between the layers of its MLP"),
+        ("mllama", 2, {}, "layers that attend to pictures"),
     ],
 )  # fmt: skip
 def test_what_does_not_divide_is_refused(

@@ -157,7 +157,7 @@ def test_models_with_images_that_no_family_serves_can_be_served(
     assert registry.find(checkpoint).takes_media
     size = registry.find(checkpoint).largest(checkpoint, Modality.MODALITY_IMAGE)
     # 0: only the processor knows.
-    assert size.tokens == {"gemma3": 6, "chameleon": 66, "molmo2": 25}.get(family, 0)
+    assert size.tokens == {"gemma3": 6, "chameleon": 66, "molmo2": 25, "mllama": 1}.get(family, 0)
     (tmp_path / "preprocessor_config.json").unlink()
     if family != "molmo2":  # it has defaults
         with pytest.raises(InvalidRequest, match=r"no preprocessor_config\.json"):

@@ -120,6 +120,7 @@ class DirectDecoder:
             max_batched_tokens=capacity.max_batched_tokens,
             max_step_tokens=capacity.largest_step,
             block_size=capacity.block_size,
+            num_encoder_blocks=capacity.num_encoder_blocks,
         )
         self.worker = CheckedWorker(self.limits, self._refuse, needs_of(capacity))
 
@@ -275,7 +276,9 @@ class Drive:
         one = progress.sequence
         prompt = one.tokens[: one.prompt_len]
         first = start_of(self.scheduler.capacity, prompt, one.media, one.cache_salt)
-        before = with_pictures(one.tokens[: one.prompt_len + progress.start], one.media)
+        attended = self.scheduler.capacity.num_encoder_blocks > 0  # in the place of rows
+        before = one.tokens[: one.prompt_len + progress.start]
+        before = with_pictures(before, () if attended else one.media)
         return MODEL.next_token(state_after(before, first), one.choice)
 
     def step(self) -> list[Progress]:

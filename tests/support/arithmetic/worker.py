@@ -65,7 +65,11 @@ class ArithmeticWorker:
         self.needs = needs or Needs()
         self.sealed = SealedBlocks(limits.num_blocks)
         self.slots = SlotTable(
-            limits.max_slots, limits.max_model_len, limits.block_size, MODEL.vocabulary
+            limits.max_slots,
+            limits.max_model_len,
+            limits.block_size,
+            MODEL.vocabulary,
+            media_ids=MODEL.vocabulary if limits.num_encoder_blocks else 0,
         )
         self.blocks_copied = 0
         self.blocks_swapped_in = 0
@@ -133,6 +137,7 @@ class ArithmeticWorker:
         for new in plan.new:
             slots.introduce(new)
             self._check(bool(new.root_name) != alone, f"the root is {new.root_name!r}")
+            self._check_encoder_blocks()
             self._note_logprobs(new)
             self.use(new.slot)
         for child, parent, choice in columns(plan.fork_child, plan.fork_parent, plan.fork_choice):
@@ -144,6 +149,13 @@ class ArithmeticWorker:
         slots.set_last_tokens(plan.set_token_slot, plan.set_token)
         slots.edit_tables(plan)
         self._move(plan)
+
+    def _check_encoder_blocks(self) -> None:
+        """Sequences with the same media share blocks for the keys of these."""
+        if limit := self.limits.num_encoder_blocks:
+            kept = {tuple((s.digest, s.rows) for s in spans) for spans in self.slots.media.values()}
+            used = [-(-sum(rows for _, rows in one) // self.limits.block_size) for one in kept]
+            self._check(sum(used) <= limit, f"media take {sum(used)} of {limit} blocks")
 
     def use(self, slot: int) -> None:
         """A sequence with its media was introduced."""

@@ -323,6 +323,42 @@ def ernie4_5_vl_moe(chosen: CheckpointOptions, words: PreTrainedTokenizerFast) -
     )
 
 
+def mllama(chosen: CheckpointOptions, words: PreTrainedTokenizerFast) -> Built:
+    """Up to four tiles of 28 pixels in 4 patches and a class token each; two of five layers attend to them. The
+    picture's token has an embedding and no output."""
+    known = len(words)
+    words.add_special_tokens({"extra_special_tokens": [*SPECIAL, "<|image|>"]})
+    words.chat_template = "{{ bos_token }}" + _TEMPLATE.format(marker="<|image|>")
+    assert words.convert_tokens_to_ids("<|image|>") == known
+    text = {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+        **text_sizes(chosen, words),
+        "vocab_size": known,
+        "num_hidden_layers": 5,
+        "cross_attention_layers": [1, 3],
+        **chosen.text,
+    }
+    vision = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 3,
+        "num_global_layers": 1,
+        "attention_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+        "intermediate_layers_indices": [0, 2],
+        "vision_output_dim": 48,
+    }
+    config = hf.MllamaConfig(
+        text_config=text,
+        vision_config={**vision, **chosen.vision},
+        image_token_index=known,
+        **chosen.config,
+    )
+    images = hf.MllamaImageProcessorPil(size={"height": 28, "width": 28}, **chosen.images)
+    return hf.MllamaForConditionalGeneration(config), Parts("MllamaProcessor", images, words)
+
+
 BUILDERS: dict[str, Callable[[CheckpointOptions, PreTrainedTokenizerFast], Built]] = {
     "idefics3": idefics3,
     "llava_onevision": llava_onevision,
@@ -332,6 +368,7 @@ BUILDERS: dict[str, Callable[[CheckpointOptions, PreTrainedTokenizerFast], Built
     "molmo2": molmo2,
     "ovis2": ovis2,
     "ernie4_5_vl_moe": ernie4_5_vl_moe,
+    "mllama": mllama,
 }
 # How many pictures a prompt may have, where not any number.
 MOST_IMAGES = {"molmo2": 1}

@@ -95,6 +95,8 @@ def randomise(model: PreTrainedModel, seed: int) -> None:
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.ndim >= 2:
                 parameter.copy_(noise * 0.2)
+            elif parameter.numel() == 1:  # a gate, which is closed at first
+                parameter.copy_(noise)
             else:
                 parameter.add_(noise * 0.02)
 

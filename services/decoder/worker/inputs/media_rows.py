@@ -18,7 +18,7 @@ def reader(embeddings: Embeddings, width: int) -> ReadRows:
     """Reads rows of this width."""
 
     def read(span: MediaSpan, first: int, last: int) -> Tensor:
-        return embeddings.rows(span.digest, first, last, len(span.positions), width)
+        return embeddings.rows(span.digest, first, last, span.rows, width)
 
     return read
 

@@ -12,9 +12,11 @@ from services.decoder.devices.base.device import Device
 from services.decoder.devices.base.staging import Array
 from services.decoder.steps.needs import AttentionKind
 from services.decoder.steps.step import Step
+from services.decoder.worker.inputs.attending import attending
 from services.decoder.worker.inputs.media_rows import ReadRows, embedded, split_levels, tokens_of
 from services.decoder.worker.inputs.rows import Longs, Rows
 from services.decoder.worker.inputs.whole_spans import whole_spans
+from services.decoder.worker.slots.encoder_blocks import EncoderBlocks, KeptMedia
 from services.decoder.worker.slots.slot_states import StateRows
 from services.decoder.worker.slots.slots import SlotTable
 
@@ -35,6 +37,7 @@ class Batch:
     written: Longs  # each token's place in the cache
     extra: Sequence[Tensor]  # what was sent along
     states: StateRows | None = None  # of `rows`, where layers keep state
+    new_media: Sequence[KeptMedia] = ()  # whose keys it writes, where layers attend to them
 
 
 class Inputs:
@@ -48,12 +51,14 @@ class Inputs:
         levels: int = 0,
         attention: AttentionKind = AttentionKind.CAUSAL,
         last_tokens: Tensor | None = None,
+        encoder: EncoderBlocks | None = None,
     ) -> None:
         """levels: see `DecoderModel.levels`; last_tokens: int32 [slots] on the device, from which ids that are PENDING
-        are taken; None where there are none."""
+        are taken; None where there are none; encoder: of a model whose layers attend to media."""
         self._slots, self._device, self._read = slots, device, read
         self._levels, self._attention = levels, attention
         self._last_tokens = last_tokens
+        self._encoder = encoder
 
     def build(
         self,
@@ -62,12 +67,13 @@ class Inputs:
         extra: Sequence[Array] = (),
         least_rows: int = 0,
         states: StateRows | None = None,
+        new_media: Sequence[KeptMedia] = (),
     ) -> Batch:
         """The batch of `order_rows(...)`; every row fits its history and its block table.
 
         ends: where each row ends in the batch; extra: arrays that are sent in the same transfer; least_rows: if there
         are fewer, they are filled up with sequences of one token that nobody asked for, where all rows have one;
-        states: of the rows, where layers keep state.
+        states: of the rows, where layers keep state; new_media: whose keys are to be written.
         """
         slots, device = self._slots, self._device
         lengths = rows.end.tolist()
@@ -84,14 +90,19 @@ class Inputs:
             optional["owners"] = _padded(tokens.owners, padded)
         if states is not None:
             optional["read"], optional["write"] = states.read, states.write
+        attended = None
+        if self._encoder is not None:
+            attended = attending(rows, ends, self._encoder, new_media, self._read)
+        more = () if attended is None else attended.arrays
         blank = max(0, least_rows - len(lengths))
         table: Array = slots.table[rows.slot, : -(-max(lengths) // slots.block_size)]
         if blank:
             table = np.concatenate([table, np.zeros((blank, table.shape[1]), np.int32)])
         sent = device.upload(
-            tokens.ids, tokens.positions, table, tokens.written, *extra, *optional.values()
+            tokens.ids, tokens.positions, table, tokens.written, *extra, *optional.values(), *more
         )
-        found = dict(zip(optional, sent[4 + len(extra) :], strict=True))
+        found = dict(zip(optional, sent[4 + len(extra) :], strict=False))
+        rest = sent[len(sent) - len(more) :]
         if self._last_tokens is not None and "owners" in found:
             sent[0] = _with_pending(sent[0], self._last_tokens, found["owners"])
         slots_of_rows, counts = rows.slot.tolist(), rows.count.tolist()
@@ -108,6 +119,7 @@ class Inputs:
                 media=found.get("media"),
                 levels=deeper,
                 states=() if states is None else states.on_device(found["read"], found["write"]),
+                attending=None if attended is None else attended.on_device(device.ops, rest),
             ),
             embeds=embeds,
             runs=runs,
@@ -117,6 +129,7 @@ class Inputs:
             written=tokens.written,
             extra=sent[4 : 4 + len(extra)],
             states=states,
+            new_media=new_media,
         )
 
     def _tokens(self, rows: Rows, ends: Longs, least_rows: int) -> "_Tokens":

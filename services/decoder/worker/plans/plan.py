@@ -36,6 +36,7 @@ class Limits:
     max_batched_tokens: int
     max_step_tokens: int  # with a row that must not be split
     block_size: int
+    num_encoder_blocks: int = 0  # beside block 0, which is padding
 
 
 @dataclass(slots=True)

@@ -31,8 +31,9 @@ class SlotTable:
         block_size: int,
         vocab_size: int,
         rotary_axes: int = 0,
+        media_ids: int = 0,
     ) -> None:
-        """`rotary_axes` is 0 where a token's rotary position is its index."""
+        """`rotary_axes` is 0 where a token's rotary position is its index; media_ids: see `DecoderModel.media_ids`."""
         self.block_size = block_size
         self.known = np.zeros(max_slots, bool)
         self.failed = np.zeros(max_slots, bool)
@@ -56,6 +57,7 @@ class SlotTable:
         self.unreported: dict[int, ServingError] = {}
         self._max_model_len = max_model_len
         self.vocab_size = vocab_size
+        self._media_ids = media_ids
 
     @property
     def empty(self) -> bool:
@@ -97,7 +99,7 @@ class SlotTable:
         self.prompt_len[slot] = self.length[slot] = 0
         tokens = np.frombuffer(sequence.tokens, "<i4").astype(np.int64)
         self._check_lengths(sequence, len(tokens))
-        spans = read_spans(sequence.media, sequence.prompt_len)
+        spans = read_spans(sequence.media, sequence.prompt_len, bool(self._media_ids))
         self.tokens[slot, : len(tokens)] = self._checked_ids(tokens, spans)
         self.prompt_len[slot] = sequence.prompt_len
         self.length[slot] = len(tokens)
@@ -223,7 +225,11 @@ class SlotTable:
         places = embed_positions(spans)
         clamped = tokens.copy()
         clamped[places] = np.clip(clamped[places], 0, self.vocab_size - 1)
-        wrong = np.flatnonzero((clamped < 0) | (clamped >= self.vocab_size))
+        bounds = np.full(len(tokens), self.vocab_size, np.int64)
+        if self._media_ids:
+            for span in spans:
+                bounds[span.start : span.end] = self._media_ids
+        wrong = np.flatnonzero((clamped < 0) | (clamped >= bounds))
         if len(wrong):
             raise InvalidRequest(
                 "INVALID_TOKEN",
