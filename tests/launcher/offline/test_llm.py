@@ -73,6 +73,22 @@ def test_a_conversation_is_answered_whichever_way_its_picture_is_given(
         llm.chat(asked[0], greedy(), max_window_size=5)
 
 
+def test_a_window_leaves_the_oldest_turns_out(llm: LLM) -> None:
+    def turn(question: str) -> list[dict[str, str]]:
+        return [{"role": "user", "content": question}, {"role": "assistant", "content": "red"}]
+
+    newest = [*turn("and the blue square?"), {"role": "user", "content": "why?"}]
+    system = {"role": "system", "content": "You answer."}
+    (short,) = llm.chat([system, *newest], greedy())
+    window = len(short.prompt_token_ids) + 1
+    history = [system, *turn("what is there?"), *turn("and?"), *newest]
+    (cut,) = llm.chat(history, greedy(), max_window_size=window)
+    assert cut.prompt_token_ids == short.prompt_token_ids
+    assert cut.outputs[0].token_ids == short.outputs[0].token_ids
+    (whole,) = llm.chat(history, greedy())
+    assert len(whole.prompt_token_ids) > window
+
+
 @pytest.mark.parametrize("is_chat", [False, True])
 def test_log_probabilities_are_by_token_and_ranked(llm: LLM, is_chat: bool) -> None:
     params = greedy(4, logprobs=2, prompt_logprobs=1)
