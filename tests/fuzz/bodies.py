@@ -79,15 +79,23 @@ def _right(draw: random.Random, route: str) -> dict[str, Any]:
     if draw.random() < 0.3:
         few["stream"] = True
     if route.endswith("/completions") and "chat" not in route:
-        prompts = ["some words", [5, 6, 7], ["one", "two"], [[5, 6], [7]]]
-        return {**few, "prompt": draw.choice(prompts)}
+        return {**few, **_prompt(draw)}
     if route.endswith("/tokenize"):
         few = {"model": MODEL}
     if draw.random() < 0.3:
         few |= {"tools": _tools(draw), "tool_choice": draw.choice(["none", "auto", "required"])}
     elif draw.random() < 0.3:
         few |= _form(draw)
-    return {**few, "messages": _messages(draw)}
+    return {**few, "max_window_size": draw.choice([None, 1, 40, 4096]), "messages": _messages(draw)}
+
+
+def _prompt(draw: random.Random) -> dict[str, Any]:
+    """The prompt of a completion, or several."""
+    if draw.random() < 0.2:
+        data = {"image": [values.url(draw), values.url(draw)]}
+        marked = draw.choice(["words", "<|image_pad|> <|image_pad|>"])
+        return {"prompt": marked, "multi_modal_data": data}
+    return {"prompt": draw.choice(["some words", [5, 6, 7], ["one", "two"], [[5, 6], [7]]])}
 
 
 def _form(draw: random.Random) -> dict[str, Any]:
