@@ -77,7 +77,7 @@ def _read(path: Path) -> TokenizerFile:
     other = None if path.is_file() else find_other(path.parent)
     content = json.loads(_converted(other)) if other else _object(path, LARGE)
     config = _config(path.parent)
-    stored: list[Token] = content.get("added_tokens") or []
+    stored = _stored(content, path)
     base = stored
     if _is_llama(content, config, path.parent):
         _as_llama(content, config)
@@ -198,10 +198,36 @@ def _named_keys(config: Mapping[str, Any]) -> list[str]:
     return [*(n for n in _NAMES if _is_token(config.get(n))), *(k for k in own if k not in _NAMES)]
 
 
+def _stored(content: Mapping[str, Any], path: Path) -> list[Token]:
+    """The added tokens of tokenizer.json, which is at `path`. Raises ValueError for what is none."""
+    listed = content.get("added_tokens") or []
+    if not isinstance(listed, list) or not all(map(_has_id, listed)):
+        raise ValueError(
+            f"{path}: added_tokens must be a list of tokens, each with its text and id"
+        )
+    return listed
+
+
+def _has_id(token: Any) -> bool:
+    return isinstance(token, dict) and _is_text(token) and type(token.get("id")) is int
+
+
 def _extra(config: Mapping[str, Any]) -> Iterable[Any]:
-    """Special tokens without names, or with names of their own."""
-    values = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
-    return values.values() if isinstance(values, dict) else values
+    """Special tokens without names, or with names of their own. Raises ValueError for what is none."""
+    names = ("extra_special_tokens", "additional_special_tokens")
+    name = next((name for name in names if config.get(name)), "")
+    values = config.get(name) or []
+    values = values.values() if isinstance(values, dict) else values
+    if not isinstance(values, Iterable) or not all(map(_is_text, values)):
+        files = "tokenizer_config.json or special_tokens_map.json"
+        raise ValueError(
+            f"{name} of {files} must hold tokens, each a text or an object with its content"
+        )
+    return values
+
+
+def _is_text(token: Any) -> bool:
+    return isinstance(token.get("content") if isinstance(token, dict) else token, str)
 
 
 def _beside(

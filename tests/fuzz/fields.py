@@ -28,6 +28,7 @@ _KINDS: Mapping[str, Sequence[Kind]] = {
     "/v1/tokenizer": (mindie.TokenizeRequest,),
     "/v1/tokenize": (openai.TokenizeRequest,),
     "/tokenize": (openai.TokenizeRequest,),
+    "/v1/detokenize": (openai.DetokenizeRequest,),
     "/detokenize": (openai.DetokenizeRequest,),
     "/api/": (ChatBody, GenerateBody, ShowBody),
     "/v2/": (kserve.GenerateRequest, kserve.InferRequest, mindie.StopRequest),

@@ -11,7 +11,8 @@ from tests.fuzz.verdict import Broken, ends_in_time
 
 _ROUTES = [
     ("POST", "/v1/chat/completions"), ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"),
-    ("POST", "/tokenize"), ("POST", "/detokenize"), ("POST", "/v1/tokenize"), ("POST", "/v1/chat/completions/"),
+    ("POST", "/tokenize"), ("POST", "/detokenize"), ("POST", "/v1/tokenize"), ("POST", "/v1/detokenize"),
+    ("POST", "/v1/chat/completions/"),
     ("POST", "/"), ("POST", "/generate"), ("POST", "/generate_stream"), ("POST", "/infer"), ("POST", "/v1/tokenizer"),
     ("POST", "/v2/models/fuzzed/generate"), ("POST", "/v2/models/fuzzed/generate_stream"),
     ("POST", "/v2/models/fuzzed/infer"), ("POST", "/v2/models/fuzzed/stopInfer"),

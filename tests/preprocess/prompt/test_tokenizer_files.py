@@ -10,6 +10,7 @@ from transformers import AutoTokenizer
 
 from services.preprocess.prompt.tokenizer import PromptTokenizer
 from shared.text.text_fold import TokenBytes
+from shared.text.tokenizer_file import read_tokenizer
 from tests.support.tokenizers import byte_level_tokenizer, sentencepiece_like_tokenizer
 
 TEXTS = [
@@ -126,6 +127,17 @@ def test_tokens_that_other_files_know(tmp_path: Path, name: str, files: dict[str
     config = {"tokenizer_class": name, **NAMES, **files.get("tokenizer_config", {})}
     files = {"tokenizer": sentencepiece(), **files, "tokenizer_config": config}
     check(write(tmp_path, {**files, "config": {"model_type": "llama"}}))
+
+
+@pytest.mark.parametrize("value", [True, 3, [None], [{}], {"a": 1}, [{"content": []}]], ids=str)
+def test_what_is_no_token_is_refused_by_its_field(tmp_path: Path, value: Any) -> None:
+    config = {"tokenizer_config": {"extra_special_tokens": value}}
+    folder = write(tmp_path, {"tokenizer": byte_level(), **config})
+    with pytest.raises(ValueError, match=r"^extra_special_tokens of tokenizer_config\.json"):
+        read_tokenizer(folder / "tokenizer.json")
+    folder = write(tmp_path, {"tokenizer": {**byte_level(), "added_tokens": value}})
+    with pytest.raises(ValueError, match=r"tokenizer\.json: added_tokens must be a list"):
+        read_tokenizer(folder / "tokenizer.json")
 
 
 def test_byte_level_files_of_a_llama_tokenizer_are_taken_as_they_are(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from services.gateway.reading.structured.errors import FormError
 from services.gateway.reading.structured.messages import grammar_error, schema_error
 from services.gateway.reading.structured.schema_walk import Node
 from services.gateway.reading.structured.schemas import prepared
+from shared.text.rust_panic import RustPanic, panics_as_errors
 
 # Any text, as a terminal. Tokens that stand for themselves (`Parts.literal`) are none.
 TEXT = r"/(.|\n)*/"
@@ -134,7 +135,11 @@ def _check_schema(schema: Node) -> str:
 
 def _check(grammar: str) -> str:
     """What is wrong with it; empty for nothing."""
-    is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar)
+    try:
+        with panics_as_errors():
+            is_error, messages = LLMatcher.validate_grammar_with_warnings(grammar)
+    except RustPanic:  # such as over text of many bytes a character, which it would show cut off
+        return "holds a value that does not belong there, and the library that reads it does not say which"
     return messages[0] if is_error else ""
 
 
