@@ -148,6 +148,15 @@ class GenerationOptions(StructuredFields, kw_only=True):
             minimum=-1,
         ),
     ] = None
+    max_window_size: Annotated[
+        Whole | None,
+        about(
+            "of conversations: keeps the system messages and the newest whole turns with which the prompt has less"
+            " tokens than this; 0 keeps all",
+            "`--max-window-size`, or the checkpoint's",
+            minimum=0,
+        ),
+    ] = None
     # Which tokens.
     seed: Annotated[
         Whole | None,

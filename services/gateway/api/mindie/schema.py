@@ -28,6 +28,15 @@ class Parameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ignore_eos: bool | None = None
     priority: Whole | None = None
     timeout: float | None = None
+    max_window_size: Annotated[
+        Whole | None,
+        about(
+            "of conversations: keeps the system messages and the newest whole turns with which the prompt has less"
+            " tokens than this; 0 keeps all",
+            "`--max-window-size`, or the checkpoint's",
+            minimum=0,
+        ),
+    ] = None
     details: Annotated[
         bool | None, about("`finish_reason`, `generated_tokens` and `seed`", "false")
     ] = None

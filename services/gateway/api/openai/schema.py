@@ -13,6 +13,7 @@ from services.gateway.decoding.about import REFUSED, Refused, about
 from services.gateway.decoding.decode import Whole
 from services.gateway.reading.calls.tools import ToolFields
 from services.gateway.reading.options import GenerationOptions
+from services.gateway.reading.prompt_parts import MediaData
 
 _NONE = msgspec.Raw()
 _TEMPLATE_KWARGS = about("an object: variables for the chat template; up to 64 KiB", "{}")
@@ -123,6 +124,13 @@ class CompletionRequest(GenerationOptions, kw_only=True):
             example="What is there?",
         ),
     ] = None
+    multi_modal_data: Annotated[
+        MediaData | None,
+        about(
+            "as vLLM's offline use has it: the images and videos of one prompt that is a text",
+            "none",
+        ),
+    ] = None
     logprobs: Annotated[
         Whole | None,
         about(
@@ -145,6 +153,15 @@ class TokenizeRequest(ToolFields, kw_only=True, forbid_unknown_fields=True):
     chat_template_kwargs: Annotated[msgspec.Raw, _TEMPLATE_KWARGS] = _NONE
     add_generation_prompt: Annotated[bool | None, _OPENS] = None
     add_special_tokens: bool | None = None
+    max_window_size: Annotated[
+        Whole | None,
+        about(
+            "of conversations: keeps the system messages and the newest whole turns with which the prompt has less"
+            " tokens than this; 0 keeps all",
+            "`--max-window-size`, or the checkpoint's",
+            minimum=0,
+        ),
+    ] = None
     return_token_strs: Annotated[
         bool | None, about("each token as the vocabulary spells it, too", "false")
     ] = None
