@@ -1,4 +1,6 @@
-"""The requests of a run: half with pictures, several users, some with sampled choices. Equal seeds make equal ones."""
+"""The requests of a run: half with pictures, several users, some with sampled choices, with a form of the answer, with
+calls of a tool. Equal seeds make equal ones.
+"""
 
 import random
 from dataclasses import dataclass
@@ -10,6 +12,8 @@ from benchmarks.load.pictures import PictureMaker
 from benchmarks.load.words import WordPrompts
 
 PATH = "/v1/chat/completions"
+# What an answer in JSON is a long list of.
+_COLOURS = {"enum": ["red", "green", "blue", "yellow"]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +25,8 @@ class Request:
     at: float
 
 
-def draw_requests(settings: KillSettings, model: str) -> list[Request]:
-    """All requests of a run."""
+def draw_requests(settings: KillSettings, model: str, *, calls: bool = False) -> list[Request]:
+    """All requests of a run. `calls`: whether the model's tools can be called."""
     words = WordPrompts(None)
     pictures = PictureMaker(*settings.image_width_height, "jpeg")
     requests = []
@@ -46,8 +50,35 @@ def draw_requests(settings: KillSettings, model: str) -> list[Request]:
         }
         if choices == 2:
             body |= {"n": 2, "temperature": 0.8, "top_p": 0.95, "seed": draw.getrandbits(32)}
-        requests.append(Request(body, choices, draw.random()))
+        at, kind = draw.random(), draw.random()
+        if kind < settings.formed:
+            body |= _formed(most)
+        elif calls and kind < settings.formed + settings.calling:
+            body |= calling(most)
+        requests.append(Request(body, choices, at))
     return requests
+
+
+def calling(most: int) -> dict[str, Any]:
+    """What makes a request call a tool, with a text of at least so many tokens."""
+    function = {"name": "paint", "parameters": _long_list(most), "strict": True}
+    return {
+        "tools": [{"type": "function", "function": function}],
+        "tool_choice": "required",
+        "ignore_eos": False,
+    }
+
+
+def _formed(most: int) -> dict[str, Any]:
+    """The same for an answer in JSON."""
+    form = {"type": "json_schema", "json_schema": {"name": "paint", "schema": _long_list(most)}}
+    return {"response_format": form, "ignore_eos": False}
+
+
+def _long_list(least: int) -> dict[str, Any]:
+    """A schema that an answer cut off by `max_tokens` has not come to the end of."""
+    colours = {"type": "array", "items": _COLOURS, "minItems": least}
+    return {"type": "object", "properties": {"colours": colours}, "required": ["colours"]}
 
 
 def shares(requests: list[Request], rounds: int) -> list[list[Request]]:

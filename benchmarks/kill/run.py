@@ -7,13 +7,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.kill.requests import PATH, Request, draw_requests, shares
+from benchmarks.kill.requests import PATH, Request, calling, draw_requests, shares
 from benchmarks.kill.settings import KillSettings
 from benchmarks.kill.target import POLL_S, Strike, Target
 from benchmarks.kill.transcript import Choice, Transcript
 from benchmarks.kill.victims import Victim, order_of_kills
 from benchmarks.load.errors import BenchError
-from shared.client import Client, ClientError
+from shared.client import Client, ClientError, Refused
 
 _SPREAD = 0.5  # of a round's time: over so much of it its requests come
 
@@ -52,7 +52,9 @@ class KillRun:
     async def run(self) -> Outcome:
         """Raises BenchError if the system cannot be asked, fails undisturbed, or does not become whole again."""
         settings = self._settings
-        outcome = Outcome(draw_requests(settings, await self._model()))
+        model = await self._model()
+        calls = settings.calling > 0 and await self._calls_tools(model)
+        outcome = Outcome(draw_requests(settings, model, calls=calls))
         kills = order_of_kills(settings.plan_of_victims, settings.times, settings.seed)
         if len(kills) > len(outcome.requests):
             raise BenchError(f"{len(kills)} kills need at least as many --num-requests")
@@ -86,6 +88,22 @@ class KillRun:
             return str((await self._clients[0].get("/v1/models"))["data"][0]["id"])
         except (ClientError, LookupError, TypeError) as error:
             raise BenchError(f"no model is served: {error}") from None
+
+    async def _calls_tools(self, model: str) -> bool:
+        """Whether it is known how the model writes calls. Raises BenchError for what else is wrong."""
+        turn = {"role": "user", "content": "Paint."}
+        body = {"model": model, "messages": [turn], "max_tokens": 1, **calling(1)}
+        try:
+            async for _ in self._clients[0].stream(PATH, body):
+                pass
+        except Refused as error:
+            if "--tool-call-parser" not in error.reason:
+                raise BenchError(f"a tool cannot be called: {error}") from None
+            _say("no request has to call a tool: how this model writes calls is not known")
+            return False
+        except ClientError as error:
+            raise BenchError(f"a tool cannot be called: {error}") from None
+        return True
 
     async def _warm_up(self, requests: Sequence[Request]) -> None:
         """Whatever is made at first use is made now."""

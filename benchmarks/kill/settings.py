@@ -51,6 +51,16 @@ class KillSettings(TlsClientSettings):
     sampled: float = Field(
         0.25, ge=0, le=1, description="Share that is sampled with a seed, two choices each."
     )
+    formed: float = Field(
+        0.2, ge=0, le=1, description="Share whose answers are held to a JSON schema."
+    )
+    calling: float = Field(
+        0.2,
+        ge=0,
+        le=1,
+        description="Share that has to call a tool, where it is known how the model writes calls (of the launched"
+        " system --serve '--tool-call-parser hermes').",
+    )
     input_len: int = Field(48, ge=1, description="Words of a prompt.")
     output_len: int = Field(
         384, ge=1, description="Tokens of an answer, half as many and up to that."

@@ -106,4 +106,9 @@ def _counts(event_id: str) -> list[int]:
 
 
 def _text(choice: dict[str, Any]) -> str:
-    return choice.get("text") or choice.get("delta", {}).get("content") or ""
+    """What a choice says, reasoning and calls included."""
+    delta = choice.get("delta", {})
+    functions = [call.get("function", {}) for call in delta.get("tool_calls", ())]
+    called = "".join(f"{one.get('name', '')}{one.get('arguments', '')}" for one in functions)
+    said = choice.get("text") or delta.get("content") or ""
+    return f"{delta.get('reasoning', '')}{said}{called}"

@@ -61,6 +61,8 @@ def _structs(kind: Any, seen: set[type]) -> Iterator[msgspec.inspect.StructType]
             inner = list(kind.types)
         case msgspec.inspect.ListType():
             inner = [kind.item_type]
+        case msgspec.inspect.Metadata():
+            inner = [kind.type]
         case msgspec.inspect.DictType():
             inner = [kind.value_type]
         case _:

@@ -55,6 +55,7 @@ async def test_fields_are_told_with_their_types_and_those_that_are_refused_are_l
 ) -> None:
     document = await described(stage.http)
     fields = document["components"]["schemas"]["ChatRequest"]["properties"]
+    assert next(iter(fields)) == "messages"
     assert fields["top_k"]["type"] == ["integer", "null"]
     assert (fields["temperature"]["minimum"], fields["temperature"]["maximum"]) == (0, 2)
     assert not {"suffix", "modalities", "logits_processors"} & fields.keys()

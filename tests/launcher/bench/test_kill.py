@@ -81,6 +81,20 @@ def test_every_choice_ends_exactly_once() -> None:
     assert "ended [2] times" in transcript(event("1", c0=[5]), ends, ends).error
 
 
+def test_reasoning_and_calls_are_text_that_is_compared() -> None:
+    def told(arguments: str) -> Transcript:
+        function = {"name": "paint", "arguments": arguments}
+        delta = {
+            "reasoning": "hm",
+            "tool_calls": [{"index": 0, "id": "call_r_1", "function": function}],
+        }
+        choice = {"index": 0, "delta": delta, "token_ids": [5], "finish_reason": "length"}
+        return transcript(Event("r_ab/1e", {"choices": [choice]}, 0.0), usage(1))
+
+    assert told("{}").choices[0].text == "hmpaint{}"
+    assert told("{}").equals(told("{}")) and not told("{}").equals(told("{ }"))
+
+
 def test_gaps_are_of_streams_that_were_being_read() -> None:
     times = [event(str(n), at, c0=[n]) for n, at in ((1, 1.0), (2, 1.1), (3, 4.0), (4, 4.1))]
     told = transcript(*times, event("4e", 4.2, c0=[], ending="length"))
@@ -174,6 +188,14 @@ def test_equal_seeds_draw_equal_requests_with_everything_in_them() -> None:
     assert 10 < pictures < 30
     assert 2 < sum(r.choices == 2 for r in requests) < 20
     assert {r.body["user"] for r in requests} == {"kill-0", "kill-1", "kill-2"}
+    assert 2 < sum("response_format" in r.body for r in requests) < 20
+    assert not any("tools" in r.body for r in requests)
+    calling = draw_requests(KillSettings(num_requests=40), "m", calls=True)
+    assert 2 < sum("tools" in r.body for r in calling) < 20
+    # A form decides where an answer ends.
+    assert not any(
+        r.body["ignore_eos"] for r in calling if r.body.keys() & {"tools", "response_format"}
+    )
     parts = shares(requests, 7)
     assert [r for part in parts for r in part] == requests
     assert {len(part) for part in parts} == {5, 6}

@@ -60,8 +60,10 @@ class Schemas:
         return {name: field["examples"][0] for name, field in fields.items() if "examples" in field}
 
     def _struct(self, info: types.StructType) -> Schema:
-        """Without the fields that are refused."""
-        fields = {field.encode_name: self._field(field) for field in info.fields}
+        """Without the fields that are refused; its own come before those that it has from others."""
+        order = [name for kind in info.cls.__mro__ for name in inspect.get_annotations(kind)]
+        listed = sorted(info.fields, key=lambda field: order.index(field.name))
+        fields = {field.encode_name: self._field(field) for field in listed}
         schema: Schema = {
             "title": info.cls.__name__,
             "type": "object",
