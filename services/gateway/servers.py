@@ -58,7 +58,7 @@ def make_grpc_server(
 
 def make_app(settings: GatewaySettings, parts: Parts, apis: Sequence[Api]) -> App:
     """The application over the endpoints of `apis`."""
-    return App(
+    app = App(
         [api.make_endpoint(parts) for api in apis],
         parts.api_keys,
         CrossOrigin(settings.web_origins),
@@ -68,6 +68,8 @@ def make_app(settings: GatewaySettings, parts: Parts, apis: Sequence[Api]) -> Ap
         no_route,
         parts.body_limits,
     )
+    parts.inner_calls.open(app)
+    return app
 
 
 def http_limits(settings: GatewaySettings) -> HttpLimits:
