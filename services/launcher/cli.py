@@ -8,6 +8,7 @@ from types import ModuleType
 
 _COMMANDS = {
     "serve": "serve a model on this machine: every service and a Redis of its own",
+    "run-batch": "answer a file of requests, by a server that runs or by services of its own",
     "chat": "talk to a served model in the terminal, about pictures too",
     "bench": "measure a served model, Tessera's or another's",
     "profile": "measure the operations that a model's steps are made of",
@@ -21,6 +22,7 @@ _COMMANDS = {
 _MODULES = {
     "bench": "benchmarks.load.command",
     "doctor": "services.launcher.doctor.command",
+    "run-batch": "services.launcher.run_batch.command",
     "profile": "services.decoder.profile",
     "weights": "shared.checkpoint.conversion.weights_command",
     "convert": "shared.checkpoint.conversion.convert_command",
@@ -29,6 +31,7 @@ _MODULES = {
 _SETTINGS = {
     "serve": "services.launcher.settings:ServeSettings",
     "chat": "services.launcher.settings:ChatSettings",
+    "run-batch": "services.launcher.settings:RunBatchSettings",
     "check": "services.launcher.settings:CheckSettings",
     "profile": "services.decoder.profile_settings:ProfileCommandSettings",
     "bench serve": "benchmarks.load.settings:BenchSettings",

@@ -142,7 +142,7 @@ class BatchStore(StoredVerbs):
 
     async def lease(self, gateway: str, lease_ms: int, most: int, led: Sequence[str]) -> Led:
         """Renews a gateway's leases on batches that it leads, and takes others, up to `most`."""
-        words = (gateway, lease_ms, most, *led)
+        words: Words = (gateway, lease_ms, most, *led)
         size, *flat = await self._scripts.call("batch_lease", *words)
         texts = [str(word, "ascii") for word in flat]
         return Led(int(size), dict(zip(texts[::2], texts[1::2], strict=True)))
