@@ -8,8 +8,11 @@ from services.gateway.admission.caller import Caller
 from services.gateway.http.app import App
 from services.gateway.http.exchange import Exchange, Message
 from shared.environment import monotonic
-from shared.errors import Internal
+from shared.errors import Internal, InvalidRequest
 from shared.queue.keys import new_request_id
+
+# Bytes of a reply. Larger ones would keep the event loop, and Redis, from others.
+_LARGEST = 16 << 20
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -34,6 +37,7 @@ class InnerCall:
         self._tenant = tenant
         self._status = 0
         self._pieces: list[bytes] = []
+        self._size = 0
         self._is_whole = False
         scope = {
             "type": "http",
@@ -50,10 +54,17 @@ class InnerCall:
         return self._exchange.request_id if self._exchange.accepted else ""
 
     async def answer(self) -> InnerReply:
-        """The whole reply, also where that is an error. Raises Internal where it breaks off."""
+        """The whole reply, also where that is an error. Raises InvalidRequest for one that is too large, Internal where
+        it breaks off.
+        """
         exchange = self._exchange
         caller = Caller(exchange.request_id, arrived_at=monotonic(), tenant=self._tenant)
         await self._app.call(exchange, caller)
+        if self._size > _LARGEST:
+            raise InvalidRequest(
+                "ANSWER_TOO_LARGE",
+                f"the answer has {self._size} bytes, more than {_LARGEST}: ask for fewer choices or log-probabilities",
+            )
         if not self._is_whole:
             raise Internal("REPLY_BROKE_OFF", f"the reply of {exchange.path} broke off")
         return InnerReply(self._status, b"".join(self._pieces), exchange.request_id)
@@ -68,7 +79,11 @@ class InnerCall:
         if message["type"] == "http.response.start":
             self._status = message["status"]
             return
-        self._pieces.append(message["body"])
+        self._size += len(message["body"])
+        if self._size > _LARGEST:
+            self._pieces.clear()
+        else:
+            self._pieces.append(message["body"])
         self._is_whole = not message.get("more_body")
 
 

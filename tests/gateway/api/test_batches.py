@@ -191,7 +191,9 @@ async def test_lines_that_cannot_be_read_cost_themselves_alone(stage: Stage) -> 
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("content", [b"\n \n", b"{}\n[]\n", b'{"custom_id": "a"'])
+@pytest.mark.parametrize(
+    "content", [b"\n \n", b"{}\n[]\n", b'{"custom_id": "a"', b"\n" * 300_000, b"{}\n" * 50_001]
+)
 async def test_a_file_without_a_request_fails_its_batch(stage: Stage, content: bytes) -> None:
     batch = await ended(stage.openai, (await begun(stage.openai, [content])).id)
     assert batch.status == "failed" and batch.failed_at >= batch.created_at

@@ -1,5 +1,6 @@
 """What a batch begins with: its lines are counted, and those that cannot be read have their results."""
 
+import hashlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
@@ -9,7 +10,6 @@ from services.gateway.api.batches.schema import Problem
 from shared.errors import InvalidRequest
 from shared.queue.batch_store import FAILED, BatchStore, StoredBatch
 
-MOST_LINES = 50_000
 _MOST_PROBLEMS = 100
 
 
@@ -25,36 +25,41 @@ class Checked:
 async def check_lines(
     store: BatchStore, batch: StoredBatch, lines: AsyncIterator[RawLine], most_bytes: int
 ) -> Checked:
-    """Reads all lines. Those that are no requests get their results, unless none is one."""
+    """Reads all lines. Those that are no requests get their results, unless none is one. Raises InvalidRequest where
+    there are too many.
+    """
     checked = Checked()
-    names: set[str] = set()
-    refused: list[tuple[int, str | None, InvalidRequest]] = []
+    names: set[bytes] = set()
+    # Not the errors: their frames, many thousands, would keep the garbage collector busy for long.
+    refused: list[tuple[int, bytes]] = []
     async for raw in lines:
         checked.total += 1
         try:
-            if checked.total > MOST_LINES:
-                raise InvalidRequest(
-                    "TOO_MANY_LINES", f"a batch has at most {MOST_LINES} lines: send it as several"
-                )
             asked = await read_line(raw, batch.endpoint, most_bytes)
-            if asked.custom_id in names:
+            name = _digest(asked.custom_id)
+            if name in names:
                 raise InvalidRequest(
                     "DUPLICATE_CUSTOM_ID",
                     f"custom_id {asked.custom_id[:64]!r} is that of an earlier line",
                     field="custom_id",
                 )
-            names.add(asked.custom_id)
+            names.add(name)
         except InvalidRequest as error:
-            if error.reason == "TOO_MANY_LINES":
-                return Checked(checked.total, [problem_of(error)])
-            refused.append((raw.number, await custom_id_of(raw), error))
-    checked.problems = [problem_of(why, number) for number, _, why in refused[:_MOST_PROBLEMS]]
+            if len(refused) < _MOST_PROBLEMS:
+                checked.problems.append(problem_of(error, raw.number))
+            is_named = error.reason != "INVALID_JSON"
+            custom_id = await custom_id_of(raw) if is_named else None
+            said, code = f"line {raw.number}: {error.message}", error.reason.lower()
+            refused.append((raw.number, unanswered(batch.id, raw.number, custom_id, code, said)))
     checked.is_served = len(refused) < checked.total
     if not checked.total:
         empty = InvalidRequest("EMPTY_FILE", "the file has no lines", field="input_file_id")
         checked.problems.append(problem_of(empty))
-    for number, name, why in refused if checked.is_served else ():
-        said = f"line {number}: {why.message}"
-        result = unanswered(batch.id, number, name, why.reason.lower(), said)
+    for number, result in refused if checked.is_served else ():
         await store.keep_result(batch.id, number, FAILED, result)
     return checked
+
+
+def _digest(custom_id: str) -> bytes:
+    """Names may be long, and there may be many."""
+    return hashlib.blake2b(custom_id.encode("utf-8", "surrogatepass"), digest_size=16).digest()

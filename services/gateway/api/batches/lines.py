@@ -13,9 +13,12 @@ from services.gateway.slices import Slices
 from shared.errors import InvalidRequest, NotFound
 from shared.queue.file_store import FileStore
 
+_MOST_LINES = 50_000
+# With empty ones.
+_MOST_ENDS = 200_000
 _LONGEST_NAME = 512  # characters of a custom_id
-# Short lines that are given between two turns.
-_AT_ONCE = 64
+# Lines, and their bytes, that are given between two turns.
+_AT_ONCE, _BYTES_AT_ONCE = 64, 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,25 +32,38 @@ class RawLine:
 async def raw_lines(
     store: FileStore, file_id: str, pieces: int, most_bytes: int, slices: Slices
 ) -> AsyncIterator[RawLine]:
-    """Yields the lines of a file. At most a piece and a line are held. Raises NotFound where the file is gone."""
-    number, size = 0, 0
+    """Yields the lines of a file. At most a piece and a line are held. Raises NotFound where the file is gone,
+    InvalidRequest where it has too many lines.
+    """
+    number = given = size = lines_since = bytes_since = 0
     begun: list[bytes] = []
     for index in range(pieces):
         piece = await store.piece(file_id, index)
         if piece is None:
             raise NotFound("FILE_LOST", f"{file_id} is gone")
-        *whole, rest = piece.split(b"\n")
-        for at, end in enumerate(whole):
+        at = 0
+        # Not divided at once: a piece may have a million line ends.
+        while (end := piece.find(b"\n", at)) >= 0:
             number += 1
-            line = await _joined(begun, size, end, most_bytes)
+            line = await _joined(begun, size, piece[at:end], most_bytes)
+            at = end + 1
             begun, size = [], 0
             if line is None or line.strip():
+                given += 1
                 yield RawLine(number, line)
-            if at % _AT_ONCE == 0:
+            if given > _MOST_LINES or number > _MOST_ENDS:
+                raise InvalidRequest(
+                    "TOO_MANY_LINES",
+                    f"a batch has at most {_MOST_LINES} lines: send it as several",
+                    field="input_file_id",
+                )
+            lines_since, bytes_since = lines_since + 1, bytes_since + len(line or b"")
+            if lines_since >= _AT_ONCE or bytes_since >= _BYTES_AT_ONCE:
+                lines_since = bytes_since = 0
                 await slices.turn()
-        size += len(rest)
+        size += len(piece) - at
         if size <= most_bytes:
-            begun.append(rest)
+            begun.append(piece[at:])
     line = await _joined(begun, size, b"", most_bytes)
     if line is None or line.strip():
         yield RawLine(number + 1, line)
@@ -83,9 +99,10 @@ async def custom_id_of(raw: RawLine) -> str | None:
     if raw.text is None:
         return None
     try:
-        return (await off_loop(partial(decode, kind=_Named), raw.text)).custom_id
+        found = (await off_loop(partial(decode, kind=_Named), raw.text)).custom_id
     except InvalidRequest:
         return None
+    return found if found is None or len(found) <= _LONGEST_NAME else None
 
 
 class _Named(msgspec.Struct):

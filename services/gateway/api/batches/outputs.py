@@ -8,7 +8,7 @@ from shared.queue.batch_store import BatchStore, StoredBatch
 from shared.queue.file_store import PIECE_BYTES, FileStore
 
 # Results that are read at once, and that stand in one piece.
-_AT_ONCE = 16
+_AT_ONCE = 8
 _MOST_LINES = 1000
 
 

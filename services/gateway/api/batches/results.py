@@ -24,7 +24,7 @@ def unanswered(batch_id: str, line: int, custom_id: str | None, code: str, messa
         "response": None,
         "error": {"code": code, "message": message},
     }
-    return json.dumps(content, separators=(",", ":")).encode()
+    return json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def problem_of(error: ServingError, line: int | None = None) -> Problem:

@@ -14,7 +14,7 @@ from services.gateway.api.batches.outputs import Outputs, lost
 from services.gateway.api.batches.results import problem_of, unanswered
 from services.gateway.api.batches.schema import Problem, Problems
 from services.gateway.api.parts import Parts
-from shared.errors import NotFound
+from shared.errors import InvalidRequest, NotFound
 from shared.net import tasks
 from shared.queue.batch_store import FAILED, StoredBatch
 from shared.queue.file_store import StoredFile
@@ -63,7 +63,7 @@ class BatchRun:
                 await self._note("finalizing", outcome=outcome)
             else:
                 outcome = batch.outcome
-        except NotFound as error:
+        except (InvalidRequest, NotFound) as error:
             await self._fail([problem_of(error)])
             return
         current = await self._current()
