@@ -3,12 +3,14 @@
 import asyncio
 import contextlib
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tests.fuzz import bodies
-from tests.fuzz.forms import FORM_TYPE
+from tests.fuzz.uploads import FORM_TYPE
 from tests.fuzz.verdict import Broken, ends_in_time
 
+_JSON = "application/json"
 _ROUTES = [
     ("POST", "/v1/chat/completions"), ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"),
     ("POST", "/tokenize"), ("POST", "/detokenize"), ("POST", "/v1/tokenize"), ("POST", "/v1/chat/completions/"),
@@ -61,17 +63,26 @@ def draw_request(draw: random.Random) -> Sent:
         method, path = draw.choice(_OTHERS)
         return Sent(_head(draw, method, path, None), orderly=True)
     method, path = draw.choice(_ROUTES)
+    if path.endswith("fuzzed/infer") and draw.random() < 0.4:
+        content, json_length = bodies.with_bytes(draw)
+        more = (f"Inference-Header-Content-Length: {json_length}",)
+        return Sent(_head(draw, method, path, len(content), more) + content, orderly=True)
     content = bodies.body(draw, path)
     if draw.random() < 0.9:
-        kind = FORM_TYPE if path == "/v1/files" else "application/json"
-        return Sent(_head(draw, method, path, len(content), kind) + content, orderly=True)
+        kind = FORM_TYPE if path == "/v1/files" else _JSON
+        return Sent(_head(draw, method, path, len(content), kind=kind) + content, orderly=True)
     return Sent(_disorderly(draw, method, path, content), orderly=False)
 
 
 def _head(
-    draw: random.Random, method: str, path: str, length: int | None, kind: str = "text/plain"
+    draw: random.Random,
+    method: str,
+    path: str,
+    length: int | None,
+    more: Sequence[str] = (),
+    kind: str = _JSON,
 ) -> bytes:
-    lines = [f"{method} {path} HTTP/1.1", "Host: 127.0.0.1", "Connection: close"]
+    lines = [f"{method} {path} HTTP/1.1", "Host: 127.0.0.1", "Connection: close", *more]
     if length is not None:
         lines += [f"Content-Length: {length}", f"Content-Type: {kind}"]
     while draw.random() < 0.15:
