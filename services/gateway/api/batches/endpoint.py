@@ -21,6 +21,12 @@ from services.gateway.http.endpoint import Route
 from services.gateway.http.forms import ErrorReply
 from shared.errors import ServingError
 
+_PAGE = {
+    "limit": "how many to list at most",
+    "after": "the id behind which the list goes on",
+}
+_FILES = {"order": "asc: the oldest first", "purpose": "batch or batch_output"}
+
 
 class BatchesEndpoint:
     """/v1/files and /v1/batches, and what lies below them."""
@@ -31,12 +37,12 @@ class BatchesEndpoint:
     def __init__(self, uploads: Uploads, files: Files, batches: Batches) -> None:
         self.routes: Sequence[Route] = (
             Route("POST", "/v1/files", uploads.upload, reply=FileObject),
-            Route("GET", "/v1/files", files.all, reply=FilePage),
+            Route("GET", "/v1/files", files.all, reply=FilePage, query={**_PAGE, **_FILES}),
             Route("GET", "/v1/files/*", files.one, reply=FileObject),
             Route("DELETE", "/v1/files/*", files.delete, reply=Deleted),
             Route("GET", "/v1/files/*/content", files.content),
             Route("POST", "/v1/batches", batches.create, BatchRequest, BatchObject),
-            Route("GET", "/v1/batches", batches.all, reply=BatchPage),
+            Route("GET", "/v1/batches", batches.all, reply=BatchPage, query=_PAGE),
             Route("GET", "/v1/batches/*", batches.one, reply=BatchObject),
             Route("POST", "/v1/batches/*/cancel", batches.cancel, reply=BatchObject),
         )

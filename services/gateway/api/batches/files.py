@@ -23,7 +23,7 @@ class Files:
         self._store = store
 
     async def all(self, exchange: Exchange, caller: Caller) -> None:
-        """GET /v1/files, the newest first unless `order` is asc."""
+        """GET /v1/files: those of a caller, the newest first unless `order` is asc."""
         asked = read_page(exchange.query, _USUAL, _MOST)
         purpose = text("purpose", exchange.query("purpose"), _LONGEST_PURPOSE)
         found = await self._store.page(
@@ -46,17 +46,17 @@ class Files:
         )
 
     async def one(self, exchange: Exchange, caller: Caller) -> None:
-        """GET /v1/files/{id}."""
+        """GET /v1/files/{id}: what is known of a file."""
         await exchange.reply(file_object(await self._find(exchange, caller)))
 
     async def content(self, exchange: Exchange, caller: Caller) -> None:
-        """GET /v1/files/{id}/content."""
+        """GET /v1/files/{id}/content: its bytes."""
         found = await self._find(exchange, caller, "/content")
         async with exchange.while_connected():
             await exchange.respond_in_pieces(self._pieces(found), b"application/octet-stream")
 
     async def delete(self, exchange: Exchange, caller: Caller) -> None:
-        """DELETE /v1/files/{id}. Raises Conflict while a batch reads it."""
+        """DELETE /v1/files/{id}: removes it. Raises Conflict while a batch reads it."""
         found = await self._find(exchange, caller)
         await self._store.forget(found.id, tenant_of(caller, ""))
         await exchange.reply(Deleted(id=found.id))

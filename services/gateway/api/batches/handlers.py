@@ -48,7 +48,7 @@ class Batches:
         self._keep_ms = keep_ms
 
     async def create(self, exchange: Exchange, caller: Caller) -> None:
-        """POST /v1/batches."""
+        """POST /v1/batches: answers the requests in a file."""
         body = await exchange.json_body(self._limits)
         asked = await off_loop(partial(decode, kind=BatchRequest), body)
         tenant, batch_id = tenant_of(caller, ""), new_batch_id()
@@ -73,7 +73,7 @@ class Batches:
         await self._reply(exchange, batch_id, tenant)
 
     async def all(self, exchange: Exchange, caller: Caller) -> None:
-        """GET /v1/batches, the newest first."""
+        """GET /v1/batches: those of a caller, the newest first."""
         asked = read_page(exchange.query, _USUAL, _MOST)
         if asked.oldest_first:
             raise wrong("order", "must be desc: batches are listed from the newest on")
@@ -91,11 +91,11 @@ class Batches:
         )
 
     async def one(self, exchange: Exchange, caller: Caller) -> None:
-        """GET /v1/batches/{id}."""
+        """GET /v1/batches/{id}: how far it is."""
         await self._reply(exchange, exchange.path.removeprefix(_PATH), tenant_of(caller, ""))
 
     async def cancel(self, exchange: Exchange, caller: Caller) -> None:
-        """POST /v1/batches/{id}/cancel. One that has ended, or is about to, stays as it is."""
+        """POST /v1/batches/{id}/cancel: ends it. One that has ended, or is about to, stays as it is."""
         batch_id = exchange.path.removeprefix(_PATH).removesuffix("/cancel")
         tenant = tenant_of(caller, "")
         await self._store.cancel(batch_id, tenant)

@@ -1,10 +1,11 @@
 """The bodies of /v1/files and /v1/batches."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
+from services.gateway.decoding.about import about
 from services.gateway.decoding.decode import Whole
 
 _NONE = msgspec.Raw()
@@ -44,18 +45,30 @@ class FilePage(msgspec.Struct, kw_only=True):
 class ExpiresAfter(msgspec.Struct, kw_only=True):
     """For how long the files of a batch are kept."""
 
-    anchor: str | None = None
-    seconds: Whole | None = None
+    anchor: Annotated[str | None, about("created_at")] = None
+    seconds: Annotated[
+        Whole | None, about("3,600 to 2,592,000", minimum=3600, maximum=2_592_000)
+    ] = None
 
 
 class BatchRequest(msgspec.Struct, kw_only=True):
     """POST /v1/batches."""
 
-    input_file_id: str | None = None
-    endpoint: str | None = None
-    completion_window: str | None = None
-    metadata: dict[str, str] | None = None
-    output_expires_after: ExpiresAfter | None = None
+    input_file_id: Annotated[
+        str | None, about("a file of /v1/files with a request in each line", example="file-0")
+    ] = None
+    endpoint: Annotated[
+        str | None, about("the url of all lines", example="/v1/chat/completions")
+    ] = None
+    completion_window: Annotated[
+        str | None,
+        about("how long it may take: s, m, h or d behind a number, up to 30d", example="24h"),
+    ] = None
+    metadata: Annotated[dict[str, str] | None, about("up to 16 texts, repeated in replies")] = None
+    output_expires_after: Annotated[
+        ExpiresAfter | None,
+        about("for how long the files that it writes are kept", "--file-keep"),
+    ] = None
 
 
 class Counts(msgspec.Struct, kw_only=True):

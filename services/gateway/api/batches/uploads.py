@@ -47,7 +47,7 @@ class Uploads:
         self._work = work
 
     async def upload(self, exchange: Exchange, caller: Caller) -> None:
-        """POST /v1/files."""
+        """POST /v1/files: takes a file."""
         form = UploadForm(exchange.header("content-type"))
         self._budget.take(_HELD_BYTES)
         try:
