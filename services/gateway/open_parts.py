@@ -16,13 +16,14 @@ from services.gateway.admission.resume import Resumption
 from services.gateway.admission.tenant_weights import TenantWeights, read_weights
 from services.gateway.api.generating import Generating
 from services.gateway.api.grpc_generating import GrpcGenerating
-from services.gateway.api.parts import Api, Parts
+from services.gateway.api.parts import Api, FileLimits, Parts
 from services.gateway.api.reply_forms import ReplyForms
 from services.gateway.body_budget import BodyBudget
 from services.gateway.following.cancels import Cancels
 from services.gateway.following.follower import Follower
 from services.gateway.health import Health
 from services.gateway.http.exchange import BodyLimits
+from services.gateway.http.inner_calls import InnerCalls
 from services.gateway.lasting_work import LastingWork
 from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.structured.grammars import Grammars
@@ -33,6 +34,8 @@ from services.gateway.telemetry.reporter import Reporter
 from services.gateway.telemetry.served_parts import ServedParts
 from services.gateway.timings import Timings
 from shared.queue import Queue, TokenChannel
+from shared.queue.batch_store import BatchStore
+from shared.queue.file_store import FileStore
 from shared.queue.keys import Keys
 from shared.queue.registry import Directory
 from shared.queue.response_store import ResponseStore
@@ -140,7 +143,15 @@ async def open_parts(
             resumption=resumption,
             admission=admission,
             responses=responses,
+            files=FileStore(redis, keys, settings.file_store_bytes),
+            file_limits=FileLimits(
+                settings.max_file_bytes,
+                settings.request_body_timeout,
+                round(settings.file_keep * 1000),
+            ),
+            batches=BatchStore(redis, keys, settings.file_store_bytes),
             work=await stack.enter_async_context(LastingWork()),
+            inner_calls=InnerCalls(keys.tag),
             generating=Generating(model, admission, metrics, body_limits, answer_limits, timeouts),
             grpc_generating=GrpcGenerating(
                 model, admission, metrics, api_keys, answer_limits, timeouts

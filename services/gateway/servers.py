@@ -62,7 +62,7 @@ def make_app(settings: GatewaySettings, parts: Parts, apis: Sequence[Api]) -> Ap
     """The application over the endpoints of `apis`, and one that describes them."""
     endpoints: list[Endpoint] = [api.make_endpoint(parts) for api in apis]
     endpoints.append(DescriptionEndpoint(endpoints, has_keys=bool(settings.api_keys)))
-    return App(
+    app = App(
         endpoints,
         parts.api_keys,
         CrossOrigin(settings.web_origins),
@@ -72,6 +72,8 @@ def make_app(settings: GatewaySettings, parts: Parts, apis: Sequence[Api]) -> Ap
         no_route,
         parts.body_limits,
     )
+    parts.inner_calls.open(app)
+    return app
 
 
 def http_limits(settings: GatewaySettings) -> HttpLimits:

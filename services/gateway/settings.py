@@ -114,6 +114,23 @@ class GatewayOptions(ChatTemplateSettings, ModelLengthSettings):
         ge=1,
         description="Bytes of all kept responses; above them those that were used longest ago are forgotten.",
     )
+    max_file_bytes: int = Field(
+        64 << 20,
+        ge=1024,
+        le=512 << 20,
+        description="Largest file of /v1/files; a larger one is a 413.",
+    )
+    file_store_bytes: int = Field(
+        512 << 20,
+        ge=1024,
+        description="Bytes of all files of /v1/files and of the results of batches; a 429 above.",
+    )
+    file_keep: float = Field(
+        30 * 86400.0,
+        ge=1,
+        le=366 * 86400,
+        description="Seconds that files of /v1/files are kept unless they say otherwise, and batches beyond their end.",
+    )
 
     @property
     def api_keys(self) -> tuple[str, ...]:

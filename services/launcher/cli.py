@@ -9,6 +9,7 @@ from types import ModuleType
 _COMMANDS = {
     "serve": "serve a model on this machine: every service and a Redis of its own",
     "run": "ask about pictures in files, batch by batch",
+    "run-batch": "answer a file of requests, by a server that runs or by services of its own",
     "chat": "talk to a served model in the terminal, about pictures too",
     "bench": "measure a served model, Tessera's or another's",
     "profile": "measure the operations that a model's steps are made of",
@@ -24,6 +25,7 @@ _MODULES = {
     "doctor": "services.launcher.doctor.command",
     "profile": "services.decoder.profile",
     "run": "services.launcher.run.command",
+    "run-batch": "services.launcher.run_batch.command",
     "weights": "shared.checkpoint.conversion.weights_command",
     "convert": "shared.checkpoint.conversion.convert_command",
 }
@@ -32,6 +34,7 @@ _SETTINGS = {
     "serve": "services.launcher.settings:ServeSettings",
     "chat": "services.launcher.settings:ChatSettings",
     "run": "services.launcher.run.settings:RunSettings",
+    "run-batch": "services.launcher.settings:RunBatchSettings",
     "check": "services.launcher.settings:CheckSettings",
     "profile": "services.decoder.profile_settings:ProfileCommandSettings",
     "bench serve": "benchmarks.load.settings:BenchSettings",

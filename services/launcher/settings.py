@@ -136,6 +136,36 @@ class ChatSettings(TlsClientSettings):
         return [url for part in self.url.split(",") if (url := part.strip())]
 
 
+class RunBatchSettings(TlsClientSettings):
+    """A file of requests in OpenAI's batch format, answered into another file."""
+
+    ENV_PREFIXES: ClassVar[tuple[str, ...]] = ("TESSERA_RUN_BATCH_",)
+    COMMON_VARIABLES: ClassVar[frozenset[str]] = frozenset({"api_key"})
+
+    input: CliPositionalArg[Path] = Field(
+        description="File with a request in each line: custom_id, method, url, body."
+    )
+    output: CliPositionalArg[Path] = Field(
+        description="File of the answers. OUTPUT.journal has those so far: the same command goes on with it."
+    )
+    base_url: str = Field(
+        "",
+        description="Base URL of a server that runs; services are started with MODEL and the options of `tessera serve`"
+        " unless given.",
+    )
+    api_key: str | None = Field(
+        None, description="The server's key, if it has one; TESSERA_API_KEY unless given."
+    )
+    api_key_file: Path | None = Field(
+        None, description="File with that key, in its first line that is not a # comment."
+    )
+
+    @property
+    def key(self) -> str:
+        """The key that is sent; empty for none. Raises InvalidRequest if the file holds none."""
+        return access.client_key(self.api_key, self.api_key_file)
+
+
 class DoctorSettings(ComputeSettings, FamilySettings):
     """The settings of a `serve` that is to be checked."""
 

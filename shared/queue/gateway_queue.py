@@ -282,6 +282,12 @@ class GatewayVerbs(Verbs):
         requests, tokens = await self._ask([*commands])
         return int(requests), int(tokens or 0)
 
+    async def stored(self) -> tuple[int, int]:
+        """Bytes of all files and batches, and batches that have not ended."""
+        commands = [("GET", self._keys.stored_bytes), ("ZCARD", self._keys.open_batches)]
+        size, batches = await self._ask([*commands])
+        return int(size or 0), int(batches)
+
     async def report(
         self, gateway_id: str, lease_ms: int, decoder_ids: Sequence[str] = ()
     ) -> list[int] | None:

@@ -52,6 +52,14 @@
     t:{m}:responses:expiry        zset    rid -> when it is forgotten (ms)
     t:{m}:responses:sizes|total           bytes of each, and of all
     t:{m}:responses:open          zset    rid -> since when (ms) it has no response yet
+    t:{m}:stored:<id>             hash    a file (`file-...`) or a batch (`batch_...`): tenant, created_ms, expires_ms
+                                          and what `file_store.py` and `batch_store.py` list
+    t:{m}:stored:<id>:pieces      hash    number -> a piece of a file, of about 1 MiB
+    t:{m}:stored:<id>:results     hash    number of a line of a batch -> c or f (completed or failed) and its result,
+                                          until they are moved into files
+    t:{m}:stored:of:<kind>:<tenant> zset  id -> us of its creation: the files, or the batches, of a tenant
+    t:{m}:stored:expiry|sizes|total       until when (ms) each is kept, bytes of each, and of all
+    t:{m}:batches:open            zset    id -> until when (ms) a gateway leads it, of batches that have not ended
     t:media:{<digest>}            list    raw media in pieces of 1 MiB (shared/queue/media_store.py)
     t:{media}:expiry|sizes|total          what the media store holds in all
     t:media-name:{<digest>}       str     the digest of the media that a tenant has named (likewise)
@@ -93,6 +101,8 @@ class Keys:
         self.live = f"{self.prefix}:live"
         self.meta = f"{self.prefix}:meta"
         self.weights = f"{self.prefix}:weights"
+        self.stored_bytes = f"{self.prefix}:stored:total"
+        self.open_batches = f"{self.prefix}:batches:open"
         self.open_responses = f"{self.prefix}:responses:open"
 
     def request(self, request_id: str) -> str:
@@ -102,6 +112,15 @@ class Keys:
     def response(self, request_id: str) -> str:
         """The hash of what is kept of one response."""
         return f"{self.prefix}:response:{request_id}"
+
+    def stored(self, name: str) -> str:
+        """The hash of one file or batch."""
+        return f"{self.prefix}:stored:{name}"
+
+    def stored_of(self, name: str, tenant: str) -> str:
+        """The ids of all files, or of all batches, of a tenant; `name` is any id of the kind."""
+        kind = name.partition("-")[0].partition("_")[0]
+        return f"{self.prefix}:stored:of:{kind}:{tenant}"
 
     def log(self, request_id: str, choice: int) -> str:
         """The token log of one choice; choice -1 is the log of the prompt's log-probabilities."""

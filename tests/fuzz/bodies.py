@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tests.fuzz import forms, values
+from tests.fuzz import forms, uploads, values
 from tests.fuzz.fields import fields_of
 from tests.support.pictures import animation, png
 
@@ -32,6 +32,8 @@ _LENGTHS = ["max_new_tokens", "max_new_tokens", "max_tokens"]
 
 def body(draw: random.Random, route: str) -> bytes:
     """A body for a route: in turn right, with a field or a place inside made wrong, or with bytes changed."""
+    if route == "/v1/files":
+        return uploads.form(draw, _lines(draw))
     content = _right(draw, route)
     kind = draw.random()
     if kind < 0.1:
@@ -246,8 +248,33 @@ def _of_responses(draw: random.Random, route: str) -> dict[str, Any]:
     return body
 
 
+def _of_batches(draw: random.Random, route: str) -> dict[str, Any]:
+    return {
+        "input_file_id": "file-" + draw.choice("0a") * 32,
+        "endpoint": draw.choice(["/v1/chat/completions", "/v1/responses"]),
+        "completion_window": draw.choice(["24h", "1s"]),
+        "metadata": {"of": "fuzz"},
+        "output_expires_after": {"anchor": "created_at", "seconds": 3600},
+    }
+
+
+def _lines(draw: random.Random) -> bytes:
+    """A batch's file: some lines, in each of which something may be wrong."""
+    return b"\n".join(line(draw, str(number)) for number in range(draw.randint(0, 5)))
+
+
+def line(draw: random.Random, name: str) -> bytes:
+    """A line for chat under this name, with a strange body; it may be no line."""
+    route = "/v1/chat/completions"
+    asked = body(draw, route).replace(b"\n", b" ")
+    head = json.dumps({"custom_id": name, "method": "POST", "url": route}).encode()
+    written = head[:-1] + b', "body": ' + asked + b"}"
+    return _damaged(draw, written).replace(b"\n", b" ") if draw.random() < 0.2 else written
+
+
 _OF_APIS: Mapping[str, Callable[[random.Random, str], dict[str, Any]]] = {
     "/api/": _of_ollama,
+    "/v1/batches": _of_batches,
     "/v1/messages": _of_anthropic,
     "/v1/responses": _of_responses,
 }

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from services.gateway.api.anthropic.schema import MessagesBody
+from services.gateway.api.batches.schema import BatchRequest
 from services.gateway.api.kserve import schema as kserve
 from services.gateway.api.mindie import schema as mindie
 from services.gateway.api.ollama.schema import ChatBody, GenerateBody, ShowBody
@@ -25,6 +26,7 @@ _KINDS: Mapping[str, Sequence[Kind]] = {
     "/v1/completions": (openai.CompletionRequest,),
     "/v1/responses": (ResponseBody,),
     "/v1/messages": (MessagesBody,),
+    "/v1/batches": (BatchRequest,),
     "/v1/tokenizer": (mindie.TokenizeRequest,),
     "/v1/tokenize": (openai.TokenizeRequest,),
     "/tokenize": (openai.TokenizeRequest,),

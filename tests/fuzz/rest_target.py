@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tests.fuzz import bodies
+from tests.fuzz.uploads import FORM_TYPE
 from tests.fuzz.verdict import Broken, ends_in_time
 
+_JSON = "application/json"
 _ROUTES = [
     ("POST", "/v1/chat/completions"), ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"),
     ("POST", "/tokenize"), ("POST", "/detokenize"), ("POST", "/v1/tokenize"), ("POST", "/v1/detokenize"),
@@ -19,6 +21,7 @@ _ROUTES = [
     ("POST", "/api/chat"), ("POST", "/api/generate"), ("POST", "/api/show"),
     ("POST", "/v1/responses"), ("POST", "/v1/responses"), ("POST", "/v1/responses/input_tokens"),
     ("POST", "/v1/messages"), ("POST", "/v1/messages"), ("POST", "/v1/messages/count_tokens"),
+    ("POST", "/v1/files"), ("POST", "/v1/batches"),
 ]  # fmt: skip
 _OTHERS = [
     ("GET", "/"), ("GET", "/metrics"), ("GET", "/health/ready"), ("GET", "/v1/models"), ("GET", "/v1/models/a/b"),
@@ -29,6 +32,9 @@ _OTHERS = [
     ("GET", "/v1/responses/x"), ("DELETE", "/v1/responses/%00"), ("GET", "/v1/responses/x/input_items?limit=-1"),
     ("POST", "/v1/responses/x/cancel"), ("GET", "/v1/responses/x?stream=true&starting_after=x"),
     ("GET", "/v1/models/"), ("PATCH", "/v1/batches/x/cancel"),
+    ("GET", "/v1/files?limit=-1"), ("GET", "/v1/files/expiry"), ("GET", "/v1/files/%00/content"),
+    ("DELETE", "/v1/files/x"), ("GET", "/v1/batches?after=expiry"), ("GET", "/v1/batches/sizes"),
+    ("POST", "/v1/batches/total/cancel"),
     ("GET", "/v1/requests//stream/"), ("GET", "/v2/models/a/b/c"), ("GET", "/v2/health/ready"), ("GET", "/v2/models/"),
     ("GET", "/info"), ("GET", "/v2/models/fuzzed/config"), ("POST", "/v2/models/fuzzed/versions/2/infer"),
     ("GET", "/api/tags"), ("GET", "/api/ps"), ("DELETE", "/api/delete"),
@@ -65,16 +71,22 @@ def draw_request(draw: random.Random) -> Sent:
         return Sent(_head(draw, method, path, len(content), more) + content, orderly=True)
     content = bodies.body(draw, path)
     if draw.random() < 0.9:
-        return Sent(_head(draw, method, path, len(content)) + content, orderly=True)
+        kind = FORM_TYPE if path == "/v1/files" else _JSON
+        return Sent(_head(draw, method, path, len(content), kind=kind) + content, orderly=True)
     return Sent(_disorderly(draw, method, path, content), orderly=False)
 
 
 def _head(
-    draw: random.Random, method: str, path: str, length: int | None, more: Sequence[str] = ()
+    draw: random.Random,
+    method: str,
+    path: str,
+    length: int | None,
+    more: Sequence[str] = (),
+    kind: str = _JSON,
 ) -> bytes:
     lines = [f"{method} {path} HTTP/1.1", "Host: 127.0.0.1", "Connection: close", *more]
     if length is not None:
-        lines += [f"Content-Length: {length}", "Content-Type: application/json"]
+        lines += [f"Content-Length: {length}", f"Content-Type: {kind}"]
     while draw.random() < 0.15:
         lines.append(f"{draw.choice(_HEADERS)}: {draw.choice(_HEADER_VALUES)}")
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")

@@ -21,6 +21,8 @@ class Caller:
     arrived_at: float = 0.0
     # The client's own id of the request; empty if it has none.
     client_request_id: str = ""
+    # Whose call it is, where the gateway makes it for somebody.
+    tenant: str | None = None
 
 
 def tenant_of(caller: Caller, user: str) -> str:
@@ -28,6 +30,8 @@ def tenant_of(caller: Caller, user: str) -> str:
 
     Keys and names become digests: tenants stand in Redis keys and in logs.
     """
+    if caller.tenant is not None:
+        return caller.tenant
     names = (("k", caller.api_key), ("u", user), ("b", caller.bearer))
     for kind, name in names:
         if name:

@@ -22,8 +22,9 @@ _INSTEAD: Mapping[str, Sequence[str]] = {
         "/pooling", "/classify", "/score", "/rerank", "/embed",
     ),
     "this server's answers are text alone": ("/v1/audio", "/v1/images", "/v1/videos"),
-    "this server keeps no files: send each request by itself": (
-        "/v1/files", "/v1/uploads", "/v1/batches", "/v1/vector_stores", "/v1/containers",
+    "a file is sent whole to /v1/files": ("/v1/uploads",),
+    "this server searches no files: send what the model shall read": (
+        "/v1/vector_stores", "/v1/containers",
     ),
     "this server neither trains nor evaluates": ("/v1/fine_tuning", "/v1/evals"),
     "a server has one model from its start to its end": (

@@ -16,6 +16,7 @@ from services.gateway.following.follower import Follower
 from services.gateway.health import Health
 from services.gateway.http.endpoint import Endpoint, ReplyForm
 from services.gateway.http.exchange import BodyLimits
+from services.gateway.http.inner_calls import InnerCalls
 from services.gateway.lasting_work import LastingWork
 from services.gateway.model.served_model import ServedModel
 from services.gateway.slices import Slices
@@ -24,7 +25,18 @@ from services.gateway.telemetry.reporter import Reporter
 from services.gateway.telemetry.served_parts import ServedParts
 from services.gateway.timings import Timings
 from shared.net.rpc.server import RpcServer
+from shared.queue.batch_store import BatchStore
+from shared.queue.file_store import FileStore
 from shared.queue.response_store import ResponseStore
+
+
+@dataclass(frozen=True, slots=True)
+class FileLimits:
+    """Limits of files that clients send, and for how long files and batches are kept."""
+
+    most_bytes: int
+    silence_s: float  # longest time without a byte
+    keep_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +60,11 @@ class Parts:
     resumption: Resumption
     admission: Admission
     responses: ResponseStore
+    files: FileStore
+    file_limits: FileLimits
+    batches: BatchStore
     work: LastingWork
+    inner_calls: InnerCalls
     generating: Generating
     grpc_generating: GrpcGenerating
 

@@ -2,12 +2,13 @@
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 
 import structlog
 
 from services.gateway.admission.api_keys import ApiKeys
+from services.gateway.admission.caller import Caller
 from services.gateway.errors import MethodNotAllowed, NoRoute
 from services.gateway.http.cross_origin import CrossOrigin
 from services.gateway.http.endpoint import Endpoint
@@ -58,16 +59,42 @@ class App:
         """Answers one HTTP request."""
         if scope["type"] != "http":
             return
-        form = self._routes.endpoint_of("")
-        exchange = Exchange(scope, receive, send, new_request_id(self._tag), form)
+        exchange = Exchange(scope, receive, send, new_request_id(self._tag), self.form)
         request_names.bind(exchange.request_id, exchange.client_request_id)
         exchange.common_headers = self._cross_origin.headers(exchange)
         began = monotonic()
         try:
-            await self._answer(exchange)
+            await self._answer(exchange, self._handle)
         finally:
             exchange.release_body()
             self._count(exchange, monotonic() - began)
+
+    @property
+    def form(self) -> Endpoint:
+        """The API whose errors those of unknown paths are."""
+        return self._routes.endpoint_of("")
+
+    @property
+    def generating(self) -> Sequence[str]:
+        """The paths below /v1 whose POST asks for one answer."""
+        return self._routes.generating()
+
+    async def call(self, exchange: Exchange, caller: Caller) -> None:
+        """Answers a call that the gateway makes itself, for somebody whose key has been checked."""
+
+        async def handle(exchange: Exchange) -> None:
+            found = self._routes.find(exchange.path)
+            if found is None or exchange.method not in found.methods:
+                raise self._no_route(exchange.path, self._routes.patterns)
+            mounted = found.methods[exchange.method]
+            exchange.form = mounted.endpoint
+            await mounted.route.handler(exchange, caller)
+
+        request_names.bind(exchange.request_id, exchange.client_request_id)
+        try:
+            await self._answer(exchange, handle)
+        finally:
+            exchange.release_body()
 
     def refusal(self, path: str, error: ServingError) -> bytes:
         """A whole response to a request that could not be read, the last one of its connection; `path` is empty where
@@ -86,10 +113,12 @@ class App:
             seconds=seconds,
         )
 
-    async def _answer(self, exchange: Exchange) -> None:
+    async def _answer(
+        self, exchange: Exchange, handle: Callable[[Exchange], Awaitable[None]]
+    ) -> None:
         began = monotonic()
         try:
-            await self._handle(exchange)
+            await handle(exchange)
         except ServingError as error:
             _log_refusal(exchange, error, began)
             await _answer_error(exchange, error)

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, MutableMapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import parse_qs
 
 import msgspec
@@ -126,12 +126,6 @@ class Exchange:
             )
         if self.header("content-encoding").lower() not in ("", "identity"):
             raise WrongMediaType("UNSUPPORTED_MEDIA_TYPE", "the body must not be compressed")
-        declared = self.header("content-length")
-        if declared.isdigit() and int(declared) > limits.most_bytes:
-            # A client that waits for `100 Continue` gets the error at once; of another one the body is read a little.
-            if not self.header("expect"):
-                await self._discard(limits.most_bytes)
-            raise _too_large(limits.most_bytes)
         return await self._read(limits)
 
     async def peek_json(self, limits: BodyLimits) -> bytes:
@@ -139,9 +133,38 @@ class Exchange:
         self._peeked = await self.json_body(limits)
         return self._peeked
 
-    async def _read(self, limits: BodyLimits) -> bytes:
+    async def body_pieces(self, most_bytes: int, silence_s: float) -> AsyncIterator[bytes]:
+        """Yields the body as it comes, of at most so many bytes, with no longer time without a byte. What is not read
+        waits at the client. Raises BodyTooLarge, TooSlow, or Cancelled if the client left.
+        """
+        declared = self.header("content-length")
+        if declared.isdigit() and int(declared) > most_bytes:
+            await self._refuse_size(most_bytes)
         loop = asyncio.get_running_loop()
         began = loop.time()
+        size = 0
+        while True:
+            latest = began + _BODY_LEAST_S + size / _BODY_LEAST_BYTES_PER_S
+            message = await self._received(silence_s)
+            if message is None or loop.time() > latest:
+                raise TooSlow(
+                    "BODY_TIMEOUT",
+                    f"of the body {size} bytes came in {loop.time() - began:.0f} s: send without pauses"
+                    f" of {silence_s:g} s (--request-body-timeout), and faster than"
+                    f" {_BODY_LEAST_BYTES_PER_S} bytes a second",
+                )
+            if message["type"] == "http.disconnect":
+                raise Cancelled("CLIENT_GONE", "the client left before its request was complete")
+            piece = message.get("body", b"")
+            size += len(piece)
+            if size > most_bytes:
+                await self._discard(most_bytes)
+                raise _too_large(most_bytes)
+            yield piece
+            if not message.get("more_body"):
+                return
+
+    async def _read(self, limits: BodyLimits) -> bytes:
         pieces: list[bytes] = []
         size = 0
 
@@ -151,22 +174,7 @@ class Exchange:
             size = 0
 
         self.release_body = release
-        while True:
-            latest = began + _BODY_LEAST_S + size / _BODY_LEAST_BYTES_PER_S
-            message = await self._received(limits.silence_s)
-            if message is None or loop.time() > latest:
-                raise TooSlow(
-                    "BODY_TIMEOUT",
-                    f"of the body {size} bytes came in {loop.time() - began:.0f} s: send without pauses"
-                    f" of {limits.silence_s:g} s (--request-body-timeout), and faster than"
-                    f" {_BODY_LEAST_BYTES_PER_S} bytes a second",
-                )
-            if message["type"] == "http.disconnect":
-                raise Cancelled("CLIENT_GONE", "the client left before its request was complete")
-            piece = message.get("body", b"")
-            if size + len(piece) > limits.most_bytes:
-                await self._discard(limits.most_bytes)
-                raise _too_large(limits.most_bytes)
+        async for piece in self.body_pieces(limits.most_bytes, limits.silence_s):
             try:
                 limits.budget.take(len(piece))
             except Unavailable:
@@ -176,8 +184,7 @@ class Exchange:
                 raise
             size += len(piece)
             pieces.append(piece)
-            if not message.get("more_body"):
-                return await _joined(pieces, size)
+        return await _joined(pieces, size)
 
     async def _received(self, within_s: float) -> Message | None:
         """The next message; None if there is none for so long. Second by second: where this process is late itself,
@@ -191,6 +198,12 @@ class Exchange:
             except TimeoutError:
                 waited_s += _SECOND_S
         return None
+
+    async def _refuse_size(self, limit: int) -> NoReturn:
+        """Raises BodyTooLarge. Of the body some is read before, unless the client waits for `100 Continue`."""
+        if not self.header("expect"):
+            await self._discard(limit)
+        raise _too_large(limit)
 
     async def _discard(self, limit: int) -> None:
         """Reads on for a moment: to close on a client that is still sending resets its connection,
@@ -220,9 +233,9 @@ class Exchange:
         )
         await self._send({"type": "http.response.body", "body": body})
 
-    async def respond_in_pieces(self, pieces: AsyncIterator[bytes]) -> None:
-        """A whole response as JSON. A small one has its length in its head; of a larger one each piece is asked for
-        when the client has read those before.
+    async def respond_in_pieces(self, pieces: AsyncIterator[bytes], kind: bytes = JSON) -> None:
+        """A whole response. A small one has its length in its head; of a larger one each piece is asked for when the
+        client has read those before.
         """
         first: list[bytes] = []
         size = 0
@@ -235,10 +248,10 @@ class Exchange:
                 size += len(piece)
                 if size > _SMALL:
                     self.started = True
-                    await self._send(self._start(200, JSON, [], None))
+                    await self._send(self._start(200, kind, [], None))
                     await self._write(b"".join(first))
         if not self.started:
-            await self.respond(200, b"".join(first))
+            await self.respond(200, b"".join(first), kind)
             return
         self._complete = True
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -50,6 +50,17 @@ class RouteTable:
         """All paths that there are, as their routes name them."""
         return [*self._paths, *(f"{prefix}**" for prefix in self._prefixes)]
 
+    def generating(self) -> Sequence[str]:
+        """The paths below /v1 whose POST asks for one answer."""
+        return [
+            path.pattern
+            for path in self._paths.values()
+            if path.pattern.startswith("/v1/")
+            and "*" not in path.pattern
+            and "POST" in path.methods
+            and path.methods["POST"].route.generates
+        ]
+
     def find(self, path: str) -> Path | None:
         """What there is at a path of a request; None for nothing."""
         found = self._paths.get(path)

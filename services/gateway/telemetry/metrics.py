@@ -20,6 +20,7 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from services.gateway.endings import FINISH_NAMES
+from services.gateway.telemetry.batch_metrics import BatchMetrics
 from services.gateway.telemetry.gap_histogram import GapHistogram
 from services.gateway.telemetry.http_metrics import HttpMetrics
 from services.gateway.telemetry.scheduler_load import SchedulerLoad
@@ -74,6 +75,7 @@ class Metrics:
         PlatformCollector(registry=self.registry)
         GCCollector(registry=self.registry)
         self.http = HttpMetrics(self.registry)
+        self.batches = BatchMetrics(self.registry)
         self._labels = (model_name, "0")
         tokens = _one_two_five(max_model_len)
         histogram = self._histogram

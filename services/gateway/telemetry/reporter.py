@@ -47,12 +47,13 @@ class Reporter:
         with contextlib.suppress(Unavailable):
             loads = await self._queue.loads()
             live, _ = await self._queue.depth()
+            stored = await self._queue.stored()
             decoders = [decoder for load in loads for decoder in load.decoders]
             numbers = await self._claim(decoders)
             if numbers is None:
                 self._load.leave_out()
             else:
-                self._load.update(dict(zip(numbers, decoders, strict=True)), live)
+                self._load.update(dict(zip(numbers, decoders, strict=True)), live, *stored)
 
     async def _renew(self) -> None:
         while True:

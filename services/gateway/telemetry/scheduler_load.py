@@ -27,14 +27,21 @@ class SchedulerLoad(Collector):
     def __init__(self, model_name: str) -> None:
         self._model_name = model_name
         self._decoders: dict[int, DecoderLoad] | None = None
-        self._live_requests = 0
+        self._live_requests = self._stored_bytes = self._open_batches = 0
 
-    def update(self, decoders: Mapping[int, DecoderLoad], live_requests: int) -> None:
-        """Keeps what was read just now. `live_requests` counts all that are reserved, waiting or
-        running.
+    def update(
+        self,
+        decoders: Mapping[int, DecoderLoad],
+        live_requests: int,
+        stored_bytes: int,
+        open_batches: int,
+    ) -> None:
+        """Keeps what was read just now. `live_requests` counts all that are reserved, waiting or running;
+        `stored_bytes` are those of files and batches.
         """
         self._decoders = dict(decoders)
         self._live_requests = live_requests
+        self._stored_bytes, self._open_batches = stored_bytes, open_batches
 
     def leave_out(self) -> None:
         """Another gateway reports it."""
@@ -82,6 +89,10 @@ class SchedulerLoad(Collector):
         yield self._cache_info()
         yield self._step_tokens()
         yield from self._steps()
+        text = "Bytes of all files, and of the results of batches."
+        yield GaugeMetricFamily("tessera_stored_file_bytes", text, self._stored_bytes)
+        text = "Batches that have not ended."
+        yield GaugeMetricFamily("tessera_open_batches", text, self._open_batches)
 
     def _waiting(self, engines: Mapping[int, DecoderLoad]) -> dict[int, float]:
         left = max(0, self._live_requests - sum(d.running for d in engines.values()))

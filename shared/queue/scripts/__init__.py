@@ -34,12 +34,19 @@ _MOVES = frozenset(
     ]
 )
 _ESTIMATES = frozenset(["reserve"])
+# Those about files and batches get `stored.lua`: what these have in common.
+_STORED = ("file_", "batch_")
 
 
 @cache
 def source(name: str) -> str:
     """The text of one script, behind the functions that it shares with others."""
-    shared = (("prelude", True), ("waiting", name in _MOVES), ("wait_estimate", name in _ESTIMATES))
+    shared = (
+        ("prelude", True),
+        ("waiting", name in _MOVES),
+        ("wait_estimate", name in _ESTIMATES),
+        ("stored", name.startswith(_STORED)),
+    )
     parts = [part for part, is_needed in shared if is_needed] + [name]
     return "\n".join(_FILES[part].read_text(encoding="utf-8") for part in parts)
 

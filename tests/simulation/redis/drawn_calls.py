@@ -70,6 +70,12 @@ class Draw:
             self._media,
             self._response,
             self._response,
+            self._file,
+            self._file,
+            self._file,
+            self._batch,
+            self._batch,
+            self._batch,
         ]
 
     def next(self) -> Call:
@@ -271,3 +277,34 @@ class Draw:
         if rng.random() < 0.5:
             must, fields = "1", rng.choice([[], ["response", "r" * rng.randint(1, 90)]])
         return "response_keep", [rid, "600000", "150", must, *fields]
+
+    def _file(self) -> Call:
+        rng = self._rng
+        name, tenant = rng.choice(["file-a", "file-b"]), rng.choice(["x", "x", "y"])
+        match rng.randrange(4):
+            case 0:
+                return "file_finish", [name, tenant, "9000", "pieces", "1"]
+            case 1:
+                return "file_forget", [name, tenant]
+        return "file_add", [name, rng.choice("01"), "p" * rng.randint(1, 60), "3000", "9000"]
+
+    def _batch(self) -> Call:
+        rng = self._rng
+        name, gateway = rng.choice(["batch_a", "batch_b"]), rng.choice(self._sids)
+        line = rng.choice("123")
+        match rng.randrange(9):
+            case 0 | 1:
+                words = ["x", "file-a", "20000", "9000", "2", "3000", "endpoint", "e"]
+                return "batch_create", [name, *words]
+            case 2 | 3:
+                led = rng.sample(["batch_a", "batch_b"], rng.randint(0, 2))
+                return "batch_lease", [gateway, "1500", "2", *led]
+            case 4:
+                kind = rng.choice(["completed", "failed"])
+                return "batch_result", [name, line, kind, "r" * rng.randint(1, 60)]
+            case 5 | 6:
+                return "batch_move", [name, gateway, "file-out", line, "9000", "piece", line]
+            case 7:
+                status = rng.choice(["in_progress", "finalizing", "completed", "cancelled"])
+                return "batch_note", [name, gateway, status, "outcome", "completed"]
+        return "batch_cancel", [name, rng.choice(["x", "x", "y"])]

@@ -16,7 +16,7 @@ from shared.queue import scripts
 from shared.queue.scripts import source
 from tests.simulation.redis.model import RedisError, RedisModel, Reply, Status
 
-_INCLUDED = ("prelude", "waiting", "wait_estimate")  # what stands before others
+_INCLUDED = ("prelude", "waiting", "wait_estimate", "stored")  # what stands before others
 
 # Lua's side of `redis.call`: an array comes from Python as `true` and its values. As in Redis, a script may neither
 # read a global variable that is not there nor make one.

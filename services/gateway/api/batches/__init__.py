@@ -1,0 +1,1 @@
+"""OpenAI's files and batches: many requests in one file, which gateways send one by one."""

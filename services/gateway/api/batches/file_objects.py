@@ -1,0 +1,16 @@
+"""Files as OpenAI's clients read them."""
+
+from services.gateway.api.batches.schema import FileObject
+from shared.queue.file_store import StoredFile
+
+
+def file_object(file: StoredFile) -> FileObject:
+    """What is told of a file."""
+    return FileObject(
+        id=file.id,
+        bytes=file.bytes,
+        created_at=file.created_ms // 1000,
+        expires_at=file.expires_ms // 1000,
+        filename=file.name,
+        purpose=file.purpose,
+    )

@@ -1,0 +1,31 @@
+"""Lists that are given a page at a time."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from services.gateway.decoding.bounds import text, whole, wrong
+
+_LONGEST_ID = 64
+_ORDERS = ("", "asc", "desc")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the address asks for: at most `limit` behind `after`, which is empty for the first page."""
+
+    after: str
+    limit: int
+    oldest_first: bool
+
+
+def read_page(query: Callable[[str], str], usual: int, most: int) -> Asked:
+    """The parameters of an address. Raises InvalidRequest naming one."""
+    order = query("order")
+    if order not in _ORDERS:
+        raise wrong("order", f"must be asc or desc, not {order[:24]!r}")
+    after = text("after", query("after"), _LONGEST_ID)
+    given = query("limit")
+    if given and not (given.isascii() and given.isdigit() and len(given) <= 9):
+        raise wrong("limit", f"must be a whole number, not {given[:24]!r}")
+    limit = whole("limit", int(given), 1, most) if given else usual
+    return Asked(after, limit or usual, order == "asc")

@@ -1,0 +1,146 @@
+"""The bodies of /v1/files and /v1/batches."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+
+from services.gateway.decoding.about import about
+from services.gateway.decoding.decode import Whole
+
+_NONE = msgspec.Raw()
+
+
+class FileObject(msgspec.Struct, kw_only=True):
+    """One file. Times are in seconds since 1970."""
+
+    id: str
+    object: str = "file"
+    bytes: int
+    created_at: int
+    expires_at: int
+    filename: str
+    purpose: str
+    status: str = "processed"
+
+
+class Deleted(msgspec.Struct, kw_only=True):
+    """DELETE /v1/files/{id}."""
+
+    id: str
+    object: str = "file"
+    deleted: bool = True
+
+
+class FilePage(msgspec.Struct, kw_only=True):
+    """GET /v1/files."""
+
+    object: str = "list"
+    data: Sequence[FileObject]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class ExpiresAfter(msgspec.Struct, kw_only=True):
+    """For how long the files of a batch are kept."""
+
+    anchor: Annotated[str | None, about("created_at")] = None
+    seconds: Annotated[
+        Whole | None, about("3,600 to 2,592,000", minimum=3600, maximum=2_592_000)
+    ] = None
+
+
+class BatchRequest(msgspec.Struct, kw_only=True):
+    """POST /v1/batches."""
+
+    input_file_id: Annotated[
+        str | None, about("a file of /v1/files with a request in each line", example="file-0")
+    ] = None
+    endpoint: Annotated[
+        str | None, about("the url of all lines", example="/v1/chat/completions")
+    ] = None
+    completion_window: Annotated[
+        str | None,
+        about("how long it may take: s, m, h or d behind a number, up to 30d", example="24h"),
+    ] = None
+    metadata: Annotated[dict[str, str] | None, about("up to 16 texts, repeated in replies")] = None
+    output_expires_after: Annotated[
+        ExpiresAfter | None,
+        about("for how long the files that it writes are kept", "--file-keep"),
+    ] = None
+
+
+class Counts(msgspec.Struct, kw_only=True):
+    """Lines of a batch."""
+
+    total: int
+    completed: int
+    failed: int
+
+
+class Problem(msgspec.Struct, kw_only=True):
+    """What is wrong with a line, or with a whole batch."""
+
+    code: str
+    message: str
+    param: str | None = None
+    line: int | None = None
+
+
+class Problems(msgspec.Struct, kw_only=True):
+    """The first of them."""
+
+    object: str = "list"
+    data: Sequence[Problem]
+
+
+class BatchObject(msgspec.Struct, kw_only=True):
+    """One batch. Times are in seconds since 1970."""
+
+    id: str
+    object: str = "batch"
+    endpoint: str
+    errors: Problems | None
+    input_file_id: str
+    completion_window: str
+    status: str
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: int
+    in_progress_at: int | None
+    expires_at: int
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    request_counts: Counts
+    metadata: Mapping[str, Any] | None
+
+
+class BatchPage(msgspec.Struct, kw_only=True):
+    """GET /v1/batches."""
+
+    object: str = "list"
+    data: Sequence[BatchObject]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class Line(msgspec.Struct):
+    """One line of a batch's file."""
+
+    custom_id: str | None = None
+    method: str | None = None
+    url: str | None = None
+    body: msgspec.Raw = _NONE
+
+
+class LineBody(msgspec.Struct):
+    """What must not be asked for in a line."""
+
+    stream: bool | None = None
+    background: bool | None = None

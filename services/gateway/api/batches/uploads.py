@@ -1,0 +1,155 @@
+"""POST /v1/files: a file that goes to Redis piece by piece while it comes."""
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+
+from services.gateway.admission.caller import Caller, tenant_of
+from services.gateway.api.batches.file_objects import file_object
+from services.gateway.api.batches.upload_form import UploadForm
+from services.gateway.api.parts import FileLimits
+from services.gateway.body_budget import BodyBudget
+from services.gateway.decoding.bounds import wrong
+from services.gateway.errors import BodyTooLarge
+from services.gateway.http.exchange import Exchange
+from services.gateway.lasting_work import LastingWork
+from services.gateway.slices import Slices
+from shared.errors import Unavailable
+from shared.queue.file_store import PIECE_BYTES, FileStore, StoredFile, new_file_id
+
+INPUT = "batch"
+OUTPUT = "batch_output"
+ANCHOR = "created_at"
+SHORTEST_KEEP_S, LONGEST_KEEP_S = 3600, 30 * 86_400
+
+# Beside the file: fields, headers and boundaries.
+_FORM_BYTES = 1 << 20
+# Of one upload, at most.
+_HELD_BYTES = 2 * PIECE_BYTES
+# Bytes that are read at once: less than a millisecond, and some for what is made of boundaries that are none.
+_SLICE = 32 << 10
+
+
+class Uploads:
+    """The handler that takes files."""
+
+    def __init__(
+        self,
+        store: FileStore,
+        limits: FileLimits,
+        budget: BodyBudget,
+        slices: Slices,
+        work: LastingWork,
+    ) -> None:
+        self._store = store
+        self._budget = budget
+        self._limits = limits
+        self._slices = slices
+        self._work = work
+
+    async def upload(self, exchange: Exchange, caller: Caller) -> None:
+        """POST /v1/files: takes a file."""
+        form = UploadForm(exchange.header("content-type"))
+        self._budget.take(_HELD_BYTES)
+        try:
+            found = await self._take(exchange, form, tenant_of(caller, ""))
+        finally:
+            self._budget.give_back(_HELD_BYTES)
+        await exchange.reply(file_object(found))
+
+    async def _take(self, exchange: Exchange, form: UploadForm, tenant: str) -> StoredFile:
+        file_id = new_file_id()
+        written = _Written(self._store, file_id)
+        try:
+            async for piece in self._slices_of(exchange):
+                await written.add(form.feed(piece))
+                if written.size > self._limits.most_bytes:
+                    raise _too_large(self._limits.most_bytes)
+            fields = form.finish()
+            keep_ms = _keep_ms(fields, self._limits.keep_ms)
+            pieces = await written.end()
+            there = await self._store.finish(
+                file_id, tenant, keep_ms, name=form.filename, purpose=INPUT, pieces=pieces
+            )
+            found = await self._store.find(file_id, tenant) if there else None
+            if found is None:
+                raise Unavailable("FILE_LOST", "Redis has lost the file: send it again")
+        except BaseException:
+            self._work.begin(self._store.forget(file_id, tenant))
+            raise
+        return found
+
+    async def _slices_of(self, exchange: Exchange) -> AsyncIterator[bytes]:
+        most = self._limits.most_bytes + _FORM_BYTES
+        try:
+            async for piece in exchange.body_pieces(most, self._limits.silence_s):
+                for start in range(0, len(piece), _SLICE):
+                    await self._slices.turn()
+                    yield piece[start : start + _SLICE]
+        except BodyTooLarge:
+            raise _too_large(self._limits.most_bytes) from None
+
+
+@dataclass(slots=True)
+class _Written:
+    """A file on its way to Redis: less than two pieces of it are here."""
+
+    store: FileStore
+    file_id: str
+    size: int = 0
+    _pieces: int = 0
+    _waiting: bytearray | None = None
+
+    async def add(self, data: bytes) -> None:
+        """The next bytes."""
+        waiting = self._waiting = self._waiting or bytearray()
+        waiting += data
+        self.size += len(data)
+        if len(waiting) >= PIECE_BYTES:
+            await self._write()
+
+    async def end(self) -> int:
+        """Writes the rest. Returns the number of pieces. Raises InvalidRequest where there was nothing."""
+        if not self.size:
+            raise wrong("file", "is empty")
+        if self._waiting:
+            await self._write()
+        return self._pieces
+
+    async def _write(self) -> None:
+        data, self._waiting = bytes(self._waiting or b""), None
+        await self.store.add(self.file_id, self._pieces, data)
+        self._pieces += 1
+
+
+def _keep_ms(fields: Mapping[str, str], usual_ms: int) -> int:
+    """For how long the fields of a form ask to keep its file. Raises InvalidRequest naming a field."""
+    purpose = fields.get("purpose", "")
+    if purpose != INPUT:
+        raise wrong(
+            "purpose",
+            f"must be {INPUT}, not {purpose[:24]!r}: this server reads files for /v1/batches alone",
+        )
+    anchor, seconds = fields.get("expires_after[anchor]"), fields.get("expires_after[seconds]")
+    if anchor is None and seconds is None:
+        return usual_ms
+    given = seconds or ""
+    if not (given.isascii() and given.isdigit() and len(given) <= 9):
+        raise wrong("expires_after[seconds]", f"must be a whole number, not {given[:24]!r}")
+    return keep_of(anchor, int(given), "expires_after") * 1000
+
+
+def keep_of(anchor: str | None, seconds: float | None, field: str) -> int:
+    """Seconds that a file is kept, of both values of `field`. Raises InvalidRequest."""
+    if anchor != ANCHOR:
+        raise wrong(f"{field}[anchor]", f"must be {ANCHOR}, not {(anchor or '')[:24]!r}")
+    if seconds is None or not SHORTEST_KEEP_S <= seconds <= LONGEST_KEEP_S:
+        raise wrong(f"{field}[seconds]", f"must be between {SHORTEST_KEEP_S} and {LONGEST_KEEP_S}")
+    return int(seconds)
+
+
+def _too_large(limit: int) -> BodyTooLarge:
+    return BodyTooLarge(
+        "FILE_TOO_LARGE",
+        f"file is larger than the limit of {limit} bytes (--max-file-bytes): send it as several",
+        field="file",
+    )
