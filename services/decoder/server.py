@@ -126,4 +126,5 @@ def hello(decoder_id: str, loaded: Loaded) -> Hello:
         ranks=loaded.part.ranks or 1,
         content=loaded.content,
         numerics=loaded.numerics,
+        adapters=loaded.adapters,
     )

@@ -32,6 +32,7 @@ from services.gateway.telemetry.metrics import Metrics
 from services.gateway.telemetry.reporter import Reporter
 from services.gateway.telemetry.served_parts import ServedParts
 from services.gateway.timings import Timings
+from shared.lora.modules import open_modules
 from shared.queue import Queue, TokenChannel
 from shared.queue.keys import Keys
 from shared.queue.registry import Directory
@@ -48,6 +49,9 @@ def message_limit(settings: GatewaySettings) -> int:
 
 def load_model(settings: GatewaySettings) -> ServedModel:
     """The model; takes a second or more. Raises NotFound, InvalidRequest or Precondition, naming the file."""
+    adapters = open_modules(settings.lora_modules, settings.model_name, settings.max_lora_rank)
+    for adapter in adapters.values():
+        _ = adapter.lora_id  # reads its file, which no request is to wait for
     return ServedModel.load(
         settings.model,
         settings.model_name,
@@ -59,6 +63,7 @@ def load_model(settings: GatewaySettings) -> ServedModel:
         max_prompts=settings.max_prompts,
         calls=settings.tool_call_parser,
         reasoning=settings.reasoning_parser,
+        adapters=adapters,
     )
 
 

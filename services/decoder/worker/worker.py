@@ -76,6 +76,7 @@ class Worker:
             limits.block_size,
             vocabulary,
             model.rotary_axes,
+            model.adapters,
         )
         self.sealed = SealedBlocks(limits.num_blocks)
         sampler = device.make_sampler(limits.max_slots, vocabulary, matcher)

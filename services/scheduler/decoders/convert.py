@@ -47,6 +47,7 @@ def capacity_of(hello: decoder_pb2.Hello) -> Capacity:
         parts=Parts(_attention_of(hello), hello.whole_prompt),
         max_step_tokens=hello.max_step_tokens,
         has_state=hello.has_state,
+        adapters=frozenset(hello.adapters),
     )
 
 

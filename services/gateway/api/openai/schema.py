@@ -126,6 +126,8 @@ class ModelCard(msgspec.Struct, kw_only=True):
     created: int
     owned_by: str = "tessera"
     max_model_len: int
+    # The model that an adapter adapts.
+    parent: str | None = None
     # By prompt, encoder and decoder: whose code runs it, what is off, and the difference that was measured at start.
     parts: Mapping[str, Mapping[str, Any]] = {}
 

@@ -43,9 +43,9 @@ class Parameters(msgspec.Struct, kw_only=True):
     top_p: float | None = None
     truncate: Whole | None = None
     typical_p: float | None = None
+    adapter_id: str | None = None  # an adapter's name
     # Not taken, but for what means "off".
     watermark: msgspec.Raw = _NONE
-    adapter_id: msgspec.Raw = _NONE
 
 
 class GenerateRequest(msgspec.Struct, kw_only=True):
