@@ -10,11 +10,12 @@ from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.constraint import Constraint
 from services.gateway.reading.conversation import TEMPLATE_TOKENS, conversation_bound
 from services.gateway.reading.logprob_fields import Logprobs, read_logprobs
+from services.gateway.reading.media_options import read_media_options
 from services.gateway.reading.options import GenerationOptions, StreamOptions
 from services.gateway.reading.sampling.sampling import read_sampling, scores_prompt_only
 from services.gateway.reading.short_prompts import is_short
 from services.gateway.reading.structured.spellings import read_constraint
-from services.gateway.reading.unsupported import refuse_unsupported
+from services.gateway.reading.unsupported import refuse_unsupported, unsupported
 from services.gateway.reading.valid_request import ValidRequest
 from shared.queue.token_log import encode_tokens, stride
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest
@@ -23,6 +24,7 @@ from tessera.scheduler.v1.queue_pb2 import ReplyFormat, ReplyKind
 _LONGEST_USER = 512
 _LONGEST_SALT = 512
 _LAST_PRIORITY = 1000
+_LARGEST_WINDOW = (1 << 31) - 1
 # What huggingface_hub's InferenceClient calls the model where its user named none; older ones: tgi.
 _NO_MODEL = frozenset({"dummy", "tgi"})
 _NO_STREAM_OPTIONS = StreamOptions()
@@ -93,11 +95,14 @@ def read_generation(
     Raises InvalidRequest naming the field, or NotFound.
     """
     refuse_unsupported(options)
+    if options.thinking_token_budget is not None and not _is_chat(prompt.prepare):
+        raise unsupported("thinking_token_budget", "is for chats: leave it out")
     check_model(options.model, model)
     if options.stream_options is not None and not options.stream:
         raise wrong("stream_options", "is only allowed when stream is true")
     logprobs = read_logprobs(options, output_logprobs, model.max_logprobs)
     sampling = read_sampling(options, model, logprobs)
+    read_media_options(options, prompt.prepare)
     keep = _read_truncation(options, prompt.prepare, sampling.max_tokens, model)
     prepare = _limited(options, prompt.prepare, keep, model)
     return ValidRequest(
@@ -106,7 +111,9 @@ def read_generation(
         reply=_reply_format(options, prompt, kind, logprobs, model),
         stream=options.stream is True,
         user=text("user", options.user, _LONGEST_USER),
-        prompt_bound=min(prompt.bound, keep or prompt.bound),
+        prompt_bound=min(
+            prompt.bound, keep or prompt.bound, prepare.max_window_size or prompt.bound
+        ),
         priority=whole("priority", options.priority, -_LAST_PRIORITY, _LAST_PRIORITY) or 0,
         cache_salt=_read_cache_salt(options.cache_salt),
         adapter=options.model if options.model in model.adapters else "",
@@ -140,8 +147,7 @@ def _reply_format(
     events = options.stream_options or _NO_STREAM_OPTIONS
     echo = options.echo is True
     # Who wants to see control tokens wants the text as it is; and a completion is not a chat's reply.
-    is_chat = prompt.prepare.HasField("conversation") and not prompt.prepare.conversation.as_prompt
-    is_raw = options.skip_special_tokens is False or not is_chat
+    is_raw = options.skip_special_tokens is False or not _is_chat(prompt.prepare)
     return ReplyFormat(
         kind=kind,
         echo=echo,
@@ -155,6 +161,10 @@ def _reply_format(
         prompt_logprobs=logprobs.shown,
         clean_up=() if is_raw else model.clean_up,
     )
+
+
+def _is_chat(prepare: PrepareRequest) -> bool:
+    return prepare.HasField("conversation") and not prepare.conversation.as_prompt
 
 
 def _read_truncation(
@@ -180,15 +190,26 @@ def _read_truncation(
 def _limited(
     options: GenerationOptions, prepare: PrepareRequest, keep: int, model: ServedModel
 ) -> PrepareRequest:
-    """The same with how many tokens it may have, how many are kept, and whether special ones are added."""
+    """The same with how many tokens it may have, how many are kept, its window, and whether special ones are added."""
     prepare.max_prompt_tokens = model.max_model_len - 1
     if options.add_special_tokens is not None:
         prepare.add_special_tokens = options.add_special_tokens
+    if (window := read_window(options.max_window_size)) is not None:
+        if window and keep:
+            raise wrong(
+                "truncate_prompt_tokens", "cannot be combined with max_window_size: leave one out"
+            )
+        prepare.max_window_size = window
     if keep and prepare.token_ids:  # nothing has to be tokenized for it
         prepare.token_ids = prepare.token_ids[-stride(None) * keep :]
     else:
         prepare.keep_last_tokens = keep
     return prepare
+
+
+def read_window(value: float | None) -> int | None:
+    """The field `max_window_size`; 0 for no window. Raises InvalidRequest."""
+    return whole("max_window_size", value, 0, _LARGEST_WINDOW)
 
 
 def _read_cache_salt(value: str | None) -> str:

@@ -1,9 +1,11 @@
 """Prompts that are a text, or texts with media between them, whichever API they came by."""
 
 from collections.abc import Iterator, Sequence
+from typing import Annotated
 
 import msgspec
 
+from services.gateway.decoding.about import about
 from services.gateway.decoding.bounds import at_most, wrong
 from services.gateway.decoding.list_limits import MOST_PARTS
 from services.gateway.model.served_model import ServedModel
@@ -11,6 +13,8 @@ from services.gateway.reading.generation import Prompt, conversation_prompt, tex
 from services.gateway.reading.media import path_url, read_image_url, read_video_url
 from tessera.preprocess.v1.preprocess_pb2 import Conversation, Media, Part, PrepareRequest, Video
 
+_PICTURE = "an image, by a URL or the path of a file"
+_VIDEO = "a video, by a URL or the path of a file"
 _KEYS = ("text", "image", "image_url", "video", "video_url")
 _KINDS = f"must be one of {', '.join(_KEYS)}"
 
@@ -18,7 +22,7 @@ _KINDS = f"must be one of {', '.join(_KEYS)}"
 class PartUrl(msgspec.Struct):
     """Where an image or a video is."""
 
-    url: str | None = None
+    url: Annotated[str | None, about("a data:, http:, https: or file: URL")] = None
 
 
 class PromptPart(msgspec.Struct):
@@ -26,15 +30,33 @@ class PromptPart(msgspec.Struct):
     is a URL, or the absolute path of a file below --allowed-local-media-path.
     """
 
-    type: str | None = None
-    text: str | None = None
-    image: str | None = None
-    image_url: str | PartUrl | None = None
-    video: str | None = None
-    video_url: str | PartUrl | None = None
+    type: Annotated[str | None, about("text, image, image_url, video or video_url")] = None
+    text: Annotated[str | None, about("a text")] = None
+    image: Annotated[str | None, about(_PICTURE)] = None
+    image_url: Annotated[str | PartUrl | None, about(_PICTURE)] = None
+    video: Annotated[str | None, about(_VIDEO)] = None
+    video_url: Annotated[str | PartUrl | None, about(_VIDEO)] = None
 
     def __post_init__(self) -> None:
         """Does nothing: that Python is called at all lets other threads run while a large body is decoded."""
+
+
+class MediaData(msgspec.Struct, forbid_unknown_fields=True):
+    """The media of a prompt in order, images before videos: URLs, or absolute paths of files below
+    --allowed-local-media-path. The prompt marks their places by the model's own placeholders; where it has none, they
+    stand before it.
+    """
+
+    image: str | list[str] | None = None
+    video: str | list[str] | None = None
+
+    def listed(self) -> Iterator[tuple[str, str, str]]:
+        """Kind, place and URL of each."""
+        for kind, given in (("image", self.image), ("video", self.video)):
+            if isinstance(given, str):
+                yield kind, kind, given
+            for index, url in enumerate(given if isinstance(given, list) else ()):
+                yield kind, f"{kind}[{index}]", url
 
 
 # What a field of a prompt may hold.
@@ -52,6 +74,26 @@ def read_prompt(value: PromptText | None, field: str, model: ServedModel) -> Pro
     at_most(field, len(value), MOST_PARTS, "parts")
     parts = [_read_part(part, f"{field}[{index}]") for index, part in enumerate(value)]
     return parts_prompt(parts, model)
+
+
+def marked_prompt(text: str, data: MediaData, field: str, model: ServedModel) -> Prompt:
+    """A text that marks the places of the media in the field `field`. Raises InvalidRequest naming that, or a part of
+    it.
+    """
+    found = list(data.listed())
+    at_most(field, len(found), MOST_PARTS, "media")
+    if not found:
+        return text_prompt(text)
+    parts: list[Part] = []
+    for kind, place, url in found:
+        path = f"{field}.{place}"
+        if kind == "image":
+            parts.append(image_part(url, path))
+        else:
+            parts.append(Part(video=read_video_url(path_url(url), path)))
+    prompt = parts_prompt([*parts, Part(text=text)], model)
+    prompt.prepare.conversation.marks_media = True
+    return prompt
 
 
 def parts_prompt(parts: Sequence[Part], model: ServedModel) -> Prompt:

@@ -1,14 +1,13 @@
 """Calls of tools and reasoning, streamed, whole and resumed: what clients get of what a model writes."""
 
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
 
-from services.gateway.gateway import Gateway, open_gateway
+from services.gateway.gateway import Gateway
 from services.gateway.model.output_forms import OutputForms
 from shared.errors import Unavailable
 from shared.net.channels import open_channel
@@ -16,51 +15,19 @@ from tessera.gateway.v1.chat_pb2 import ChatMessage, ChatRequest, ContentPart, G
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
 from tessera.scheduler.v1.queue_pb2 import MessageFormat
 from tests.support.gateway.forms import Acceptor
-from tests.support.gateway.marked_model import (
-    ANSWER,
-    FIRST,
-    SECOND,
-    THOUGHT,
-    WEATHER,
-    marked_tokenizer,
-    write_marked_model,
-)
-from tests.support.gateway.stage import MODEL, Stage, open_stage, until_ready
+from tests.support.gateway.marked_model import ANSWER, FIRST, MARKED, SECOND, THOUGHT, WEATHER
+from tests.support.gateway.stage import MODEL, Stage, open_stage
 from tests.support.network.http import plain_client
 from tests.support.network.sse import ASK_FOR_IDS, events, merged, with_ids
 from tests.support.tokenizers import byte_level_tokenizer, token_id
 
+STAGED_MODEL = MARKED
 MESSAGES: Any = [{"role": "user", "content": "What is the weather?"}]
+SECOND_CALL = SECOND.replace('"}', '", "arguments": {}}')
 TOOLS: Any = [
     {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}},
     {"type": "function", "function": {"name": "stop"}},
 ]
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return marked_tokenizer()
-
-
-@pytest.fixture
-def model_folder(tmp_path: Path, tokenizer: Tokenizer) -> Path:
-    return write_marked_model(tmp_path / MODEL, tokenizer)
-
-
-@pytest.fixture
-async def stage(redis_url: str, model_folder: Path, tokenizer: Tokenizer) -> AsyncIterator[Stage]:
-    async with open_stage(redis_url, model_folder, tokenizer) as opened:
-        opened.says(ANSWER)
-        yield opened
-
-
-@pytest.fixture
-async def other(stage: Stage) -> AsyncIterator[Gateway]:
-    settings = stage.settings.model_copy(update={"shutdown_timeout": 0.2})
-    async with open_gateway(settings) as gateway:
-        async with plain_client(gateway.url) as client:
-            await until_ready(client)
-        yield gateway
 
 
 def expected_calls(request_id: str, choice: int = 0) -> list[dict[str, Any]]:
@@ -256,7 +223,9 @@ async def test_earlier_calls_reach_the_template(stage: Stage) -> None:
     def call(name: str, arguments: Any) -> dict[str, Any]:
         return {"id": name, "type": "function", "function": {"name": "x", "arguments": arguments}}
 
+    half = '{"b": "\\ud800"}'  # no text can hold what it says
     calls = [call("a", '{"b": 1}'), call("c", "{no"), call("d", {"e": []}), call("f", "")]
+    calls.append(call("g", half))
     turns = [
         {"role": "assistant", "content": None, "tool_calls": calls, "reasoning": "hm"},
         {"role": "tool", "content": "sunny", "tool_call_id": "a"},
@@ -267,8 +236,8 @@ async def test_earlier_calls_reach_the_template(stage: Stage) -> None:
     assert reply.status_code == 200, reply.text
     seen = stage.preprocess.seen[-1].conversation
     given = json.loads(seen.messages[1].tool_calls_json)
-    assert [one["function"]["arguments"] for one in given] == [{"b": 1}, "{no", {"e": []}, {}]
-    assert [one["id"] for one in given] == ["a", "c", "d", "f"]
+    assert [one["function"]["arguments"] for one in given] == [{"b": 1}, "{no", {"e": []}, {}, half]
+    assert [one["id"] for one in given] == ["a", "c", "d", "f", "g"]
     assert seen.messages[1].reasoning == "hm"
     assert (seen.messages[2].role, seen.messages[2].tool_call_id) == ("tool", "a")
     assert json.loads(seen.documents_json) == documents
@@ -307,10 +276,7 @@ async def grammar_of(stage: Stage, **body: Any) -> str:
 
 async def test_a_call_that_has_to_be_made_is_the_form_of_the_answer(stage: Stage) -> None:
     match = Acceptor(stage.tokenizer, "<|im_end|>")
-    first, second = (
-        FIRST.replace(WEATHER, '{"city": 1}'),
-        SECOND.replace('"}', '", "arguments": {}}'),
-    )
+    first, second = FIRST.replace(WEATHER, '{"city": 1}'), SECOND_CALL
     both = f"{first}\n{second}"
     thought = f"<think>\n{THOUGHT}\n</think>\n\n"
     required = await grammar_of(stage, tools=TOOLS, tool_choice="required")
@@ -349,3 +315,42 @@ def test_a_form_of_a_later_version_is_left_to_another_gateway() -> None:
     for form in (MessageFormat(calls="later"), MessageFormat(reasoning="later")):
         with pytest.raises(Unavailable, match="resume at another gateway"):
             OutputForms({}).of(form)
+
+
+async def test_a_bound_of_reasoning_is_the_form_of_the_answer(stage: Stage) -> None:
+    match = Acceptor(stage.tokenizer, "<|im_end|>")
+    thought = "The user wants it."
+    most = len(stage.tokenizer.encode(thought).ids)
+    opened = [{"role": "user", "content": "<think>"}]
+    for tools, behind in (
+        ({}, f"Hi. {FIRST}"),
+        ({"tool_choice": "required"}, f"\n\n{SECOND_CALL}"),
+    ):
+        asked = {"tools": TOOLS, **tools}
+        for bound in (most, most - 1):
+            may = await grammar_of(stage, thinking_token_budget=bound, **asked)
+            must = await grammar_of(stage, thinking_token_budget=bound, messages=opened, **asked)
+            answer = f"{thought}</think>{behind}"
+            assert match.accepts(may, f"<think>{answer}") == (bound == most)
+            assert match.accepts(must, answer) == (bound == most)
+
+
+async def test_a_bound_of_reasoning_that_cannot_be_held_to_is_refused(
+    redis_url: str, model_folder: Path, tokenizer: Tokenizer, stage: Stage
+) -> None:
+    field = "thinking_token_budget"
+    for change, named in (
+        ({field: -1}, field),
+        ({field: 513}, field),
+        ({field: 5, "response_format": {"type": "json_object"}}, field),
+        ({field: 5, "ignore_eos": True}, "ignore_eos"),
+        ({field: 5, "use_beam_search": True}, "use_beam_search"),
+    ):
+        error = await stage.chat(**change)
+        assert (error.status_code, error.json()["error"]["param"]) == (400, named), error.text
+    completion = await stage.http.post("/v1/completions", json={"prompt": "x", field: 5})
+    assert completion.json()["error"]["param"] == field
+    async with open_stage(redis_url, model_folder, tokenizer, reasoning_parser="none") as other:
+        error = await other.chat(thinking_token_budget=5)
+        assert error.json()["error"]["code"] == "unsupported_parameter"
+        assert "--reasoning-parser" in error.json()["error"]["message"]

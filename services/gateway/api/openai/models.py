@@ -15,12 +15,12 @@ class Models:
         self._parts = parts
 
     async def all(self, exchange: Exchange, caller: Caller) -> None:
-        """GET /v1/models."""
+        """GET /v1/models: the one model that is served, and its adapters."""
         names = (self._model.name, *self._model.adapters)
         await exchange.reply(ModelList(data=[await self._card(name) for name in names]))
 
     async def one(self, exchange: Exchange, caller: Caller) -> None:
-        """GET /v1/models/{id}, whose names may have slashes. Raises NotFound."""
+        """GET /v1/models/{id}: one of them by its name, which may have slashes. Raises NotFound."""
         name = exchange.path.removeprefix("/v1/models/")
         self._model.check_name(name)
         await exchange.reply(await self._card(name))

@@ -1,7 +1,7 @@
 """OpenAI's request bodies, checked and turned into our own types."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -38,6 +38,7 @@ from services.gateway.reading.generation import (
     text_prompt,
 )
 from services.gateway.reading.logprob_fields import chat_logprobs, completion_logprobs
+from services.gateway.reading.prompt_parts import marked_prompt
 from services.gateway.reading.unsupported import is_off, unsupported
 from services.gateway.reading.valid_request import ValidRequest
 from shared.artifacts.mindie_shm import LARGEST_CODE, NAMES_FIELD
@@ -90,6 +91,12 @@ def media_urls(body: ChatRequest) -> Iterator[str]:
                     yield url
 
 
+def completion_media_urls(body: CompletionRequest) -> Iterator[str]:
+    """The URLs that media of a completion's prompt are read from."""
+    if body.multi_modal_data is not None:
+        yield from (url for _, _, url in body.multi_modal_data.listed())
+
+
 def read_conversation(body: ChatRequest | TokenizeRequest, tools: Tools) -> PrepareRequest:
     """The messages and template settings, to be prepared. Raises InvalidRequest naming the field."""
     listed = body.messages or ()
@@ -105,7 +112,19 @@ def read_conversation(body: ChatRequest | TokenizeRequest, tools: Tools) -> Prep
         conversation.add_generation_prompt = _opens_a_turn(body.add_generation_prompt)
     for index, message in enumerate(listed):
         _read_message(message, f"messages[{index}]", conversation.messages.add())
+    names = list(_item_names(listed))
+    if any(names):
+        conversation.item_names.extend(names)
     return prepare
+
+
+def _item_names(messages: Sequence[ChatMessage]) -> Iterator[str]:
+    """Of all media, in their order; empty for those without."""
+    for message in messages:
+        for part in message.content if isinstance(message.content, list) else ():
+            is_text = part.text is not None if part.type is None else part.type == "text"
+            if not is_text:
+                yield part.uuid or ""
 
 
 def _read_message(message: ChatMessage, path: str, into: Message) -> None:
@@ -166,6 +185,10 @@ def _template_kwargs(raw: msgspec.Raw) -> str:
 
 def _prompts(body: CompletionRequest, model: ServedModel) -> list[Prompt]:
     prompt = body.prompt
+    if body.multi_modal_data is not None:
+        if not isinstance(prompt, str):
+            raise wrong("multi_modal_data", "is for one prompt that is a text")
+        return [marked_prompt(prompt, body.multi_modal_data, "multi_modal_data", model)]
     if prompt is None:
         raise wrong(
             "prompt",
