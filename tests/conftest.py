@@ -44,9 +44,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FilesAn
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """What a test and its fixtures draw of torch's own generator does not depend on the tests before it."""
+    """What a test and its fixtures draw of torch's own generator does not depend on the tests before it, and torch
+    computes on one thread: threads of several workers on the same cores mostly wait for each other.
+    """
     if torch := sys.modules.get("torch"):
         torch.manual_seed(0)
+        torch.set_num_threads(1)
 
 
 @pytest.fixture

@@ -184,6 +184,7 @@ def test_the_check_of_folders_sees_what_it_should() -> None:
     assert mutual({Path(path): names for path, names in files.items()}) == [("a.b", "a.d")]
 
 
+@pytest.mark.full  # as `make lint` does
 def test_services_import_only_what_they_may() -> None:
     command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

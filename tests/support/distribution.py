@@ -5,7 +5,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadGroupScheduling
 
 
-class FilesAndGroups(LoadGroupScheduling):
+class FilesAndGroups(LoadGroupScheduling):  # type: ignore[misc]  # it carries no types
     """Whole files, and those of one `xdist_group` together: what they share is made once. In the order in which they
     were collected, for the number of its tests does not say how long a file takes.
     """
@@ -15,4 +15,5 @@ class FilesAndGroups(LoadGroupScheduling):
         config.option.loadscopereorder = False
 
     def _split_scope(self, nodeid: str) -> str:
-        return super()._split_scope(nodeid).partition("::")[0]
+        scope: str = super()._split_scope(nodeid)
+        return scope.partition("::")[0]

@@ -1,11 +1,13 @@
 """Small random checkpoints of families that the code of transformers runs, as transformers itself writes them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
+from _pytest.mark import ParameterSet
 from torch import nn
 from transformers import PreTrainedConfig
 
@@ -54,6 +56,16 @@ GENERIC_MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "deepseek_v2": ("DeepseekV2", {**_LATENT, "n_group": 1}),
     "deepseek_v3": ("DeepseekV3", {**_LATENT, "n_group": 2}),
 }  # fmt: skip
+# Windows with soft caps, sinks with experts, chunks with rows that depend on the batch, latent attention.
+_BY_DEFAULT = ("gemma2", "gpt_oss", "llama4", "deepseek_v3")
+
+
+def each(names: Iterable[str] = GENERIC_MODELS) -> list[ParameterSet]:
+    """Parameters of a test: these families, those of GENERIC_MODELS that repeat others in `make test-full` alone."""
+    repeating = GENERIC_MODELS.keys() - set(_BY_DEFAULT)
+    return [
+        pytest.param(name, marks=pytest.mark.full if name in repeating else ()) for name in names
+    ]
 
 
 def make_generic_checkpoint(folder: Path, family: str, seed: int = 0, **changes: Any) -> Path:

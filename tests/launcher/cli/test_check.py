@@ -19,10 +19,14 @@ from tests.support.checkpoints import make_checkpoint
 
 
 def said(
-    folder: Path, capsys: pytest.CaptureFixture[str], status: int = 0, backend: str = "auto"
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    status: int = 0,
+    backend: str = "auto",
+    *flags: str,
 ) -> dict[str, str]:
     """The report, by the first word of each line."""
-    assert check.main([str(folder), "--model-backend", backend]) == status
+    assert check.main([str(folder), "--model-backend", backend, *flags]) == status
     lines = capsys.readouterr().out.splitlines()
     return {first: rest.strip() for first, _, rest in (line.partition(" ") for line in lines)}
 
@@ -44,7 +48,7 @@ def test_each_part_is_named(
     media: set[str],
 ) -> None:
     folder = make_checkpoint(tmp_path / family, family)
-    report = said(folder, capsys)
+    report = said(folder, capsys, 0, "auto", "--skip-model-check")  # which takes ten seconds
     assert report["prompt"].startswith(f"{prompt}: ") and report["decoder"].startswith("native: ")
     assert report.get("encoder", "").startswith(f"{prompt}: ") == bool(media)
     assert {"images", "videos"} & report.keys() == media

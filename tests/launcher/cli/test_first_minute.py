@@ -61,7 +61,10 @@ def test_what_needs_them_says_how_to_make_them() -> None:
     assert errors == "tessera: the generated protos are missing: run `make proto`\n"
 
 
-@pytest.mark.parametrize("arguments", [["serve", "--help"], ["check"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["serve", "--help"], ["version"], pytest.param(["check"], marks=pytest.mark.full)],
+)
 def test_a_reader_that_has_left_is_no_error(arguments: list[str]) -> None:
     process = start("-m", "services.launcher", *arguments)
     assert process.stdout is not None and process.stderr is not None

@@ -88,7 +88,7 @@ async def test_a_process_that_computes_and_does_not_answer_is_kept_and_a_stopped
 ) -> None:
     with capture_logs() as logs:
         async with told(record, short_tmp) as process:
-            process.do("5")
+            process.do("3")
             await record.said("has computed")
             assert alive(process.pid) and process.pid is not None
             os.kill(process.pid, signal.SIGSTOP)

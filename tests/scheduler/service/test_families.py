@@ -11,7 +11,7 @@ import pytest
 from shared.queue.token_log import decode_tokens
 from tests.support.checkpoints import TEXT_FAMILIES, load_reference, make_checkpoint
 from tests.support.decoder.greedy_reference import assert_greedy
-from tests.support.generic_models import GENERIC_MODELS, make_generic_checkpoint
+from tests.support.generic_models import GENERIC_MODELS, each, make_generic_checkpoint
 from tests.support.scheduler_bench import Bench
 
 NEW_TOKENS = 24
@@ -30,7 +30,7 @@ def cache_bytes(family: str) -> int:
     return (320 if family in GENERIC_MODELS else 160) << 10
 
 
-@pytest.mark.parametrize("family", sorted({*TEXT_FAMILIES, *GENERIC_MODELS}))
+@pytest.mark.parametrize("family", each(sorted({*TEXT_FAMILIES, *GENERIC_MODELS})))
 @pytest.mark.parametrize("mode", ["recompute", pytest.param("swap", marks=pytest.mark.full)])
 async def test_eight_requests_of_two_choices_in_a_small_cache(
     bench: Bench, tmp_path: Path, short_tmp: Path, family: str, mode: str

@@ -7,6 +7,7 @@ import pytest
 from services.families import registry
 from shared.checkpoint.folder import Checkpoint
 from shared.queue.token_log import decode_tokens
+from tests.reference_models.common import Generated
 from tests.reference_models.text_models.chatglm_6b import ChatGlm6B, write_checkpoint
 from tests.support.decoder.greedy_reference import assert_same_up_to_ties
 from tests.support.scheduler_bench import Bench
@@ -28,20 +29,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def reference(folder: Path) -> ChatGlm6B:
-    return ChatGlm6B(folder)
+def asked(folder: Path) -> list[tuple[list[int], Generated]]:
+    """Prompts, and what the reference says to each."""
+    reference = ChatGlm6B(folder)
+    prompts = [reference.prompt_ids([("user", text)]) for text in TEXTS]
+    return [(prompt, reference.generate(prompt, NEW_TOKENS)) for prompt in prompts]
 
 
 @pytest.mark.parametrize("mode", ["recompute", "swap"])
 async def test_eight_requests_of_two_choices_in_a_small_cache(
     bench: Bench,
     folder: Path,
-    reference: ChatGlm6B,
+    asked: list[tuple[list[int], Generated]],
     short_tmp: Path,
     mode: str,
 ) -> None:
     """Forked, preempted, and the second time behind what is cached of equal prompts."""
-    prompts = [reference.prompt_ids([("user", text)]) for text in TEXTS]
     decoder = await bench.real_decoder(
         folder,
         short_tmp / "d",
@@ -50,13 +53,12 @@ async def test_eight_requests_of_two_choices_in_a_small_cache(
         max_model_len=MAX_LEN,
     )
     limits = decoder.loaded.worker.limits
-    needed = sum(-(-(len(prompt) + NEW_TOKENS) // limits.block_size) for prompt in prompts) * 2
+    needed = sum(-(-(len(prompt) + NEW_TOKENS) // limits.block_size) for prompt, _ in asked) * 2
     assert needed > limits.num_blocks, "the test must be tight"
     bench.scheduler(preemption_mode=mode)
     for _ in range(2):
-        rids = [await bench.ask(prompt, max_tokens=NEW_TOKENS, n=2) for prompt in prompts]
-        for rid, prompt in zip(rids, prompts, strict=True):
-            expected = reference.generate(prompt, NEW_TOKENS)
+        rids = [await bench.ask(prompt, max_tokens=NEW_TOKENS, n=2) for prompt, _ in asked]
+        for rid, (_, expected) in zip(rids, asked, strict=True):
             for records, _ in await bench.answers(rid, 2):
                 assert_same_up_to_ties(decode_tokens(records), expected.tokens, expected.logits)
 
