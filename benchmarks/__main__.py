@@ -24,6 +24,7 @@ MEASUREMENTS = {
         "roofline": "projected milliseconds of a step on Ascend NPUs, from bytes and operations",
         "grammar": "a step of the decoder with and without a JSON schema for its sequences",
         "backends": "a step of the decoder by our layers and by those of transformers",
+        "adapters": "a step of the decoder with and without LoRA adapters of its sequences",
         "tower": "encoding one picture: our kernels against torch",
         "pixels": "an image before the tower: decoding, resizing, bytes against float32",
     },

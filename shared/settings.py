@@ -56,6 +56,8 @@ class Settings(BaseSettings):
     ENV_PREFIXES: ClassVar[tuple[str, ...]] = ("TESSERA_",)
     # Fields that are also read from TESSERA_<FIELD> where that is none of the prefixes.
     COMMON_VARIABLES: ClassVar[frozenset[str]] = frozenset()
+    # Fields whose flag may be followed by several values name=value, which become one with commas.
+    SEVERAL: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod
     def load(cls, arguments: list[str] | None = None, prog: str | None = None) -> Self:
@@ -63,7 +65,7 @@ class Settings(BaseSettings):
 
         Prints the usage and exits with status 2 when a value is out of range.
         """
-        argv = sys.argv[1:] if arguments is None else arguments
+        argv = _joined(sys.argv[1:] if arguments is None else arguments, cls.SEVERAL)
         source: CliSettingsSource[Any] = CliSettingsSource(
             cls, cli_parse_args=argv, cli_prog_name=prog, formatter_class=_Help
         )
@@ -95,6 +97,19 @@ class Settings(BaseSettings):
         if cls.COMMON_VARIABLES:
             environment.append(_CommonVariables(settings_cls, "TESSERA_", cls.COMMON_VARIABLES))
         return (init_settings, *environment)
+
+
+def _joined(arguments: list[str], several: frozenset[str]) -> list[str]:
+    """Arguments with the values after the flags of such fields as one each."""
+    flags = {f"--{name.replace('_', '-')}" for name in several}
+    joined: list[str] = []
+    for argument in arguments:
+        is_further = len(joined) > 1 and joined[-2] in flags and "=" in argument
+        if is_further and not argument.startswith("-"):
+            joined[-1] += f",{argument}"
+        else:
+            joined.append(argument)
+    return joined
 
 
 class _CommonVariables(EnvSettingsSource):
@@ -179,6 +194,21 @@ class ModelLengthSettings(Settings):
 
     max_model_len: int | None = Field(
         None, ge=1, description="Tokens of prompt and answer; the checkpoint's length unless given."
+    )
+
+
+class LoraSettings(Settings):
+    """Settings of the services that know adapters, and of `tessera serve`."""
+
+    SEVERAL: ClassVar[frozenset[str]] = frozenset({"lora_modules"})
+
+    lora_modules: str = Field(
+        "",
+        description="LoRA adapters as name=folder, several after each other or separated by commas: the folders are"
+        " PEFT's, and a request picks one by its name as its model.",
+    )
+    max_lora_rank: int = Field(
+        64, ge=1, le=4096, description="Largest rank of an adapter's linear layers."
     )
 
 

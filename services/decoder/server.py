@@ -127,4 +127,5 @@ def hello(decoder_id: str, loaded: Loaded) -> Hello:
         content=loaded.content,
         numerics=loaded.numerics,
         encoder_blocks=limits.num_encoder_blocks,
+        adapters=loaded.adapters,
     )

@@ -5,10 +5,16 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from shared.model_backends import ModelBackend
-from shared.settings import ComputeSettings, ModelLengthSettings, ProfileSettings, ServiceSettings
+from shared.settings import (
+    ComputeSettings,
+    LoraSettings,
+    ModelLengthSettings,
+    ProfileSettings,
+    ServiceSettings,
+)
 
 
-class DecoderOptions(ComputeSettings, ModelLengthSettings, ProfileSettings):
+class DecoderOptions(ComputeSettings, LoraSettings, ModelLengthSettings, ProfileSettings):
     """Settings of the decoder that `tessera serve` has too. None and "auto" mean: chosen at start, and logged."""
 
     max_num_seqs: int = Field(

@@ -33,6 +33,7 @@ from services.gateway.telemetry.metrics import Metrics
 from services.gateway.telemetry.reporter import Reporter
 from services.gateway.telemetry.served_parts import ServedParts
 from services.gateway.timings import Timings
+from shared.lora.modules import open_modules
 from shared.queue import Queue, TokenChannel
 from shared.queue.batch_store import BatchStore
 from shared.queue.file_store import FileStore
@@ -51,6 +52,9 @@ def message_limit(settings: GatewaySettings) -> int:
 
 def load_model(settings: GatewaySettings) -> ServedModel:
     """The model; takes a second or more. Raises NotFound, InvalidRequest or Precondition, naming the file."""
+    adapters = open_modules(settings.lora_modules, settings.model_name, settings.max_lora_rank)
+    for adapter in adapters.values():
+        _ = adapter.lora_id  # reads its file, which no request is to wait for
     return ServedModel.load(
         settings.model,
         settings.model_name,
@@ -62,6 +66,7 @@ def load_model(settings: GatewaySettings) -> ServedModel:
         max_prompts=settings.max_prompts,
         calls=settings.tool_call_parser,
         reasoning=settings.reasoning_parser,
+        adapters=adapters,
     )
 
 

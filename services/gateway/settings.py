@@ -8,10 +8,15 @@ from pydantic import Field
 from shared import access
 from shared.output_format.detect import AUTO
 from shared.output_format.table import FORMATS, REASONING
-from shared.settings import ChatTemplateSettings, ModelLengthSettings, ServiceSettings
+from shared.settings import (
+    ChatTemplateSettings,
+    LoraSettings,
+    ModelLengthSettings,
+    ServiceSettings,
+)
 
 
-class GatewayOptions(ChatTemplateSettings, ModelLengthSettings):
+class GatewayOptions(ChatTemplateSettings, LoraSettings, ModelLengthSettings):
     """Settings of the gateway that `tessera serve` has too."""
 
     host: str = Field("127.0.0.1", description="Address of the REST and gRPC APIs.")

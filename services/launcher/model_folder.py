@@ -7,6 +7,7 @@ from services.launcher.ranks import require_divisible
 from services.launcher.settings import ServeSettings
 from shared.devices import require_computable
 from shared.errors import InvalidRequest
+from shared.lora.modules import open_modules
 from shared.settings import hub_name
 
 
@@ -28,6 +29,7 @@ def with_model_folder(settings: ServeSettings) -> ServeSettings:
         settings = settings.model_copy(update=changes)
     checkpoint = require_servable(settings.model, family=settings.family, **settings.computation)
     require_divisible(settings, checkpoint)
+    open_modules(settings.lora_modules, settings.model_name, settings.max_lora_rank)
     template = settings.chat_template
     if template is not None and not template.is_file():
         raise InvalidRequest(

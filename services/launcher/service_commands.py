@@ -19,6 +19,7 @@ from services.scheduler.settings import SchedulerSettings
 from services.vision_encoder.settings import VisionEncoderSettings
 from shared import ascend, processors
 from shared.checkpoint.folder import Checkpoint
+from shared.lora.modules import absolute
 from shared.settings import ServiceSettings, child_environment, python_path, unless_set
 
 _ROOT = Path(__file__).parents[2]
@@ -238,8 +239,10 @@ class ServiceCommands:
     def _environment(self, service: str, threads: int, **own: str) -> dict[str, str]:
         """The service's settings under its own prefix, which goes before variables for all services."""
         settings = self._settings
+        has_adapters = "lora_modules" in _passed_on(settings, service)
         values = {
             **{name: str(getattr(settings, name)) for name in _passed_on(settings, service)},
+            **({"lora_modules": absolute(settings.lora_modules)} if has_adapters else {}),
             "model": str(settings.model.absolute()),
             "served_model_name": settings.model_name,
             "redis_url": self._redis_url,

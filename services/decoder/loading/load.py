@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -45,6 +45,7 @@ from shared.artifacts.store import ArtifactReader
 from shared.checkpoint.content import content_digest
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
+from shared.lora.modules import open_modules
 from shared.served_part import ServedPart
 from shared.torch_device import torch_device
 
@@ -68,6 +69,7 @@ class Loaded:
     profile: Profile
     needs: Needs
     part: ServedPart
+    adapters: Sequence[str] = ()  # digests of those that it has
     # Ends the other ranks, where there are any, after all steps.
     close: Callable[[], None] = lambda: None
 
@@ -178,6 +180,9 @@ def load_rank(
         if place.meeting is not None:
             device.ops.ranks = connect(share, device.rank_backend, place.meeting)
         model = _load_model(settings, checkpoint, device.ops, longest)
+        # Before the cache is sized: they take memory that it could have.
+        adapters = open_modules(settings.lora_modules, settings.model_name, settings.max_lora_rank)
+        model.load_adapters(checkpoint, adapters)
         if device.ops.ranks is not None:
             device.ops.ranks.settle()
         spec = cache_spec(model.layers)
@@ -205,7 +210,18 @@ def load_rank(
         ranks = share.size if share.size > 1 else None
         part = ServedPart(model.code, off, model.largest_difference, ranks)
         numerics = device.numerics(by_torch=model.code != DecoderModel.code)
-        return Loaded(worker, device, name, content, numerics, equal, measured, model.needs, part)
+        return Loaded(
+            worker,
+            device,
+            name,
+            content,
+            numerics,
+            equal,
+            measured,
+            model.needs,
+            part,
+            tuple(model.adapters),
+        )
 
 
 def _load_model(

@@ -1,7 +1,7 @@
 """What the worker asks of a decoder, whatever its architecture."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -15,6 +15,8 @@ from services.decoder.steps.encoder_keys import MediaView
 from services.decoder.steps.needs import Needs
 from services.decoder.steps.step import Step
 from shared.checkpoint.folder import Checkpoint
+from shared.errors import InvalidRequest
+from shared.lora.adapter import LoraAdapter
 from shared.model_config.decoder import TextSizes
 from tessera.common.v1.media_pb2 import MediaItem
 
@@ -39,6 +41,9 @@ class DecoderModel(ABC):
     # Between its logits and those of the model's own class, in standard deviations; None where it was not measured.
     largest_difference: float | None = None
 
+    # LoRA adapters that it has: numbers from 1 on, as `Step.adapters` has them, by `LoraAdapter.lora_id`.
+    adapters: Mapping[str, int] = {}
+
     config: TextSizes
     layers: Sequence[LayerSpec]
 
@@ -52,6 +57,17 @@ class DecoderModel(ABC):
     @abstractmethod
     def load(cls, checkpoint: Checkpoint, ops: BaseOps, max_model_len: int) -> "DecoderModel":
         """Reads the language part of a checkpoint. Raises InvalidRequest naming bad tensors."""
+
+    def load_adapters(self, checkpoint: Checkpoint, adapters: Mapping[str, LoraAdapter]) -> None:
+        """Reads LoRA adapters, given by name. Raises InvalidRequest for those that do not fit the model, or where it
+        takes none."""
+        if adapters:
+            raise InvalidRequest(
+                "UNSUPPORTED_ADAPTER",
+                f"--lora-modules: the code that runs the layers of {checkpoint.kind} here has no place for adapters:"
+                " merge one into the weights, or leave the flag out",
+                field="lora_modules",
+            )
 
     @abstractmethod
     def embed(

@@ -1,6 +1,6 @@
 """Llama and whatever shares its block: RMS norm, rotary grouped-query attention, SwiGLU."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import repeat
 from typing import ClassVar
 
@@ -14,6 +14,7 @@ from services.decoder.models.adapters import Adapter, segments_of_layers
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.models.layer_spec import Paged
 from services.decoder.models.layer_weights import heads, load_layer
+from services.decoder.models.lora import load_lora
 from services.decoder.models.rope import rope_table
 from services.decoder.steps.attention_meta import Heads, Packed, PagedKV
 from services.decoder.steps.step import Step
@@ -21,6 +22,7 @@ from services.decoder.weights.language_weights import LanguageWeights, canonical
 from services.decoder.weights.linear_weight import LinearWeight
 from services.families import registry
 from shared.checkpoint.folder import Checkpoint
+from shared.lora.adapter import LoraAdapter
 from shared.model_config.decoder import DecoderConfig
 
 log = structlog.get_logger(__name__)
@@ -59,6 +61,7 @@ class Llama(DecoderModel):
         self._head: Packed  # of several ranks this one's share
         self._outputs: int  # of all ranks together
         self._media_adapter: Adapter | None = None
+        self._adapters: list[Adapter] = []
         self.sums = 2 * config.num_layers  # behind attention, and behind the MLP
 
     @staticmethod
@@ -117,6 +120,15 @@ class Llama(DecoderModel):
         """Partial LoRA, for models that have it."""
         return None
 
+    def load_adapters(self, checkpoint: Checkpoint, adapters: Mapping[str, LoraAdapter]) -> None:
+        """See `DecoderModel.load_adapters`. Two names of one adapter are one."""
+        distinct = {adapter.lora_id: (name, adapter) for name, adapter in adapters.items()}
+        self._adapters = [
+            load_lora(name, adapter, checkpoint, self.canonical, self.config, self._ops)
+            for name, adapter in distinct.values()
+        ]
+        self.adapters = {lora_id: number for number, lora_id in enumerate(distinct, 1)}
+
     def embed(
         self, ids: Tensor, embeds: Sequence[Tensor], runs: Sequence[tuple[int, int]]
     ) -> Tensor:
@@ -144,10 +156,11 @@ class Llama(DecoderModel):
 
     def adapted_rows(self, step: Step) -> Sequence[tuple[Adapter, Tensor]]:
         """Which adapters are added for which tokens [n] of a step, in the order in which a token gets them: partial
-        LoRA for the tokens that take an embedding row."""
+        LoRA for the tokens that take an embedding row, then the adapters of requests."""
+        adapted = [(self._adapters[number - 1], rows) for number, rows in step.adapters]
         if step.media is None or self._media_adapter is None:
-            return ()
-        return [(self._media_adapter, step.media)]
+            return adapted
+        return [(self._media_adapter, step.media), *adapted]
 
     def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [T, 1, D] at positions [axes, T], as `ops.rope` takes them."""

@@ -21,6 +21,8 @@ class Step:
     # int64 [n], ascending: tokens that take an embedding row; None where none does
     media: Tensor | None = None
     levels: Sequence[Tensor] = ()  # deepstack rows [T, H], one tensor for each level
+    # Numbers of adapters (`DecoderModel.adapters`), each with its tokens: int64 [n], ascending
+    adapters: Sequence[tuple[int, Tensor]] = ()
     states: Sequence[LayerState] = ()  # one for each layer that is a `State`, in their order
     attending: AttendingTokens | None = (
         None  # where layers are `EncoderKeys`; None where no token attends

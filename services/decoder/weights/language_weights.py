@@ -51,7 +51,7 @@ class LanguageWeights:
         self._checkpoint = checkpoint
         self._names: dict[str, str] = {}
         unknown = []
-        language_name = _language_names(checkpoint)
+        language_name = language_names(checkpoint)
         for name in checkpoint.names():
             own = language_name(name)
             if own is None:
@@ -132,7 +132,7 @@ class LanguageWeights:
         )
 
 
-def _language_names(checkpoint: Checkpoint) -> Callable[[str], str | None]:
+def language_names(checkpoint: Checkpoint) -> Callable[[str], str | None]:
     """Gives a stored tensor's name as a checkpoint without other parts has it; None for one of the encoder's."""
     family = registry.find(checkpoint)
     if family.encoder == GENERIC_ENCODER:

@@ -108,9 +108,9 @@ class Preparing:
         return found
 
     def _rows_of_graph(self, rows: Rows) -> int | None:
-        """Rows of the graph that computes these; None if there is none: graphs have one token of each row, and no
-        embeddings of media."""
-        if self.graphs is None:
+        """Rows of the graph that computes these; None if there is none: graphs have one token of each row, no
+        embeddings of media, and no adapters."""
+        if self.graphs is None or self._slots.adapter[rows.slot].any():
             return None
         generates = (rows.count == 1) & (rows.start >= self._slots.prompt_len[rows.slot])
         return self.graphs.size_for(len(rows.slot)) if generates.all() else None

@@ -78,6 +78,7 @@ class Worker:
             vocabulary,
             model.rotary_axes,
             model.media_ids,
+            model.adapters,
         )
         encoder = EncoderBlocks(spec.encoder, ops, limits.num_encoder_blocks, slots, model)
         self.sealed = SealedBlocks(limits.num_blocks)

@@ -43,7 +43,8 @@ def make_spec(
     sampling.min_tokens = min(sampling.min_tokens, sampling.max_tokens)
     spec = RequestSpec(
         request_id=request_id,
-        model=model.name,
+        model=request.adapter or model.name,
+        lora_id=model.adapters[request.adapter].lora_id if request.adapter else "",
         prompt=prepared.token_ids,
         media=prepared.media,
         sampling=sampling,

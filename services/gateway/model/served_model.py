@@ -17,6 +17,7 @@ from services.gateway.model.output_forms import OutputForms
 from shared.checkpoint.folder import Checkpoint
 from shared.environment import unix_time
 from shared.errors import NotFound, Precondition
+from shared.lora.adapter import LoraAdapter
 from shared.output_format.detect import AUTO
 from shared.text.templates.template_file import read_template_file
 from shared.text.text_fold import TokenBytes
@@ -50,6 +51,8 @@ class ServedModel:
     clean_up: tuple[str, ...] = ()  # steps that the text of a chat's reply goes through
     # How it writes calls and reasoning.
     forms: OutputForms = field(default_factory=lambda: OutputForms({}))
+    # LoRA adapters by the names that requests give.
+    adapters: Mapping[str, LoraAdapter] = field(default_factory=dict)
 
     @classmethod
     def load(
@@ -65,6 +68,7 @@ class ServedModel:
         max_prompts: int = 128,
         calls: str = AUTO,
         reasoning: str = AUTO,
+        adapters: Mapping[str, LoraAdapter] | None = None,
     ) -> "ServedModel":
         """Reads config, generation config, tokenizer and chat template of a checkpoint folder.
 
@@ -103,6 +107,7 @@ class ServedModel:
             has_vision=record.takes_media,
             clean_up=load_part(record.clean_up)(checkpoint) if record.clean_up else (),
             forms=OutputForms.find(words, with_tools, calls, reasoning),
+            adapters=adapters or {},
         )
 
     def default_max_tokens(self, left: int) -> int:
@@ -110,11 +115,12 @@ class ServedModel:
         return min(left, self.defaults.max_new_tokens or left)
 
     def check_name(self, name: str) -> None:
-        """Raises NotFound unless `name` is this model's."""
-        if name != self.name:
+        """Raises NotFound unless `name` is this model's or that of an adapter."""
+        if name != self.name and name not in self.adapters:
+            names = ", ".join(map(repr, (self.name, *self.adapters)))
             raise NotFound(
                 "MODEL_NOT_FOUND",
-                f"the model {name!r} does not exist; this server has {self.name!r}",
+                f"the model {name!r} does not exist; this server has {names}",
                 field="model",
             )
 

@@ -70,9 +70,17 @@ def mindie_prompt(ids: list[float] | list[int], names: str, model: ServedModel) 
 
 
 def check_model(name: str | None, model: ServedModel) -> None:
-    """Raises NotFound for the name of another model. None means this one."""
+    """Raises NotFound for the name of another model, which is none of its adapters. None means this one."""
     if name is not None and name not in _NO_MODEL:
         model.check_name(name)
+
+
+def check_adapter(field: str, name: str | None, model: ServedModel) -> None:
+    """Raises InvalidRequest unless `name`, of a field of its own, is an adapter's. None and "" are none."""
+    if name and name not in model.adapters:
+        raise wrong(
+            field, f"is no adapter of this server, which has {len(model.adapters)}: leave it out"
+        )
 
 
 def read_generation(
@@ -108,6 +116,7 @@ def read_generation(
         ),
         priority=whole("priority", options.priority, -_LAST_PRIORITY, _LAST_PRIORITY) or 0,
         cache_salt=_read_cache_salt(options.cache_salt),
+        adapter=options.model if options.model in model.adapters else "",
         has_short_prompt=is_short(prepare),
         constraint=form or _read_form(options),
     )

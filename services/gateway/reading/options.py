@@ -20,7 +20,11 @@ class GenerationOptions(StructuredFields, kw_only=True):
     """Types are checked, bounds are not yet; None is the server's default."""
 
     model: Annotated[
-        str | None, about("the served name; `dummy` and `tgi` mean the only one", "the only one")
+        str | None,
+        about(
+            "the served name or an adapter's; `dummy` and `tgi` mean the served one",
+            "the served one",
+        ),
     ] = None
     user: Annotated[
         str | None,

@@ -28,6 +28,8 @@ class ValidRequest:
     priority: int = 0
     # Only requests with the same share computed prefixes; empty is none.
     cache_salt: str = ""
+    # Name of the adapter; empty is the model itself.
+    adapter: str = ""
     # Whether `prepare` goes to preprocess together with others (`prompt_stream.py`).
     has_short_prompt: bool = True
     # The form of the answer: `sampling` has its grammar once that is compiled, before the request is admitted.

@@ -96,6 +96,7 @@ class Capacity:
     max_step_tokens: int = 0  # of a step with a part that needs more than max_batched_tokens
     has_state: bool = False  # a sequence is more than its blocks
     num_encoder_blocks: int = 0  # for the keys of media, where layers attend to them
+    adapters: frozenset[str] = frozenset()  # digests of those that it has
 
     @property
     def reuses_blocks(self) -> bool:
@@ -120,7 +121,11 @@ class Capacity:
 
     def holds(self, sequence: Sequence) -> bool:
         """Whether a sequence can run here until its output is as long as it may be."""
-        return sequence.length_limit <= self.max_tokens_of_one
+        return self.has_adapter(sequence) and sequence.length_limit <= self.max_tokens_of_one
+
+    def has_adapter(self, sequence: Sequence) -> bool:
+        """Whether a sequence's adapter, if it has one, is here."""
+        return not sequence.lora_id or sequence.lora_id in self.adapters
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold so many tokens."""
@@ -134,6 +139,13 @@ class Capacity:
 
     def _refusals(self, sequence: Sequence, choices: int) -> Iterator[tuple[str, str]]:
         longest = self.max_tokens_of_one
+        if not self.has_adapter(sequence):
+            yield (
+                "ADAPTER_CHANGED",
+                "no decoder in service has the adapter that the request was admitted with, whose digest is"
+                f" {sequence.lora_id[:64]}: send the request again, and give gateways and decoders the same"
+                " --lora-modules",
+            )
         if sequence.prompt_len >= longest:
             yield (
                 "PROMPT_TOO_LONG",
@@ -144,7 +156,7 @@ class Capacity:
                     _DECODERS,
                 ),
             )
-        if not self.holds(sequence):
+        if sequence.length_limit > longest:
             # The request says how long its output may be: if it were cut here, another decoder would give another text.
             yield (
                 LENGTH_EXCEEDED,

@@ -163,9 +163,12 @@ class Router(Generic[Link]):
 
     def _that_hold(self, sequence: Sequence) -> "list[_Line[Link]]":
         """The decoders that it fits into; all if there is none."""
-        if sequence.length_limit <= self._shortest:
+        if sequence.length_limit <= self._shortest and not sequence.lora_id:
             return self._lines
-        return [line for line in self._lines if line.holds(sequence)] or self._lines
+        fitting = [line for line in self._lines if line.holds(sequence)]
+        return (
+            fitting or [line for line in self._lines if line.has_adapter(sequence)] or self._lines
+        )
 
     def _compared(
         self,
@@ -218,6 +221,10 @@ class _Line(Generic[Link]):
     def holds(self, sequence: Sequence) -> bool:
         """Whether a sequence can run here to its end."""
         return self._capacity.holds(sequence)
+
+    def has_adapter(self, sequence: Sequence) -> bool:
+        """Whether its adapter, if it has one, is here."""
+        return self._capacity.has_adapter(sequence)
 
     def has_room(self, sequence: Sequence) -> bool:
         """Whether a sequence can begin here before others have ended."""

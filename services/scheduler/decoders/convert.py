@@ -48,6 +48,7 @@ def capacity_of(hello: decoder_pb2.Hello) -> Capacity:
         max_step_tokens=hello.max_step_tokens,
         has_state=hello.has_state,
         num_encoder_blocks=hello.encoder_blocks,
+        adapters=frozenset(hello.adapters),
     )
 
 

@@ -289,7 +289,7 @@ async def test_streams_must_begin_with_open(decoder: Decoder) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"lora_id": "x"}, "UNSUPPORTED_ADAPTER"),
+        ({"lora_id": "x"}, "ADAPTER_CHANGED"),
         ({"sampling": greedy(use_beam_search=True)}, "UNSUPPORTED_SAMPLING"),
         ({"sampling": greedy(temperature=1.0, top_p=7.0)}, "INVALID_SAMPLING"),
         ({"prompt_len": 6}, "INVALID_SEQUENCE"),

@@ -15,7 +15,7 @@ from services.scheduler.core.sequence import Sequence
 BLOCK = 4
 
 
-def capacity(**changes: int) -> Capacity:
+def capacity(**changes: Any) -> Capacity:
     values: dict[str, Any] = {
         "num_blocks": 1025,
         "block_size": BLOCK,
@@ -57,10 +57,18 @@ class Fleet:
         for link in links:
             self.router.add(link)
 
-    def send(self, prompt: list[int], max_tokens: int = 4, begun_in: str | None = None) -> Link:
+    def send(
+        self,
+        prompt: list[int],
+        max_tokens: int = 4,
+        begun_in: str | None = None,
+        lora_id: str = "",
+    ) -> Link:
         self.sent += 1
         name = f"r{self.sent}"
-        sequence = Sequence(name, list(prompt), len(prompt), max_tokens, arrival=self.sent)
+        sequence = Sequence(
+            name, list(prompt), len(prompt), max_tokens, arrival=self.sent, lora_id=lora_id
+        )
         link = self.router.choose(sequence, begun_in)
         assert link.core.add(sequence) is None
         return link
@@ -271,3 +279,20 @@ def test_where_all_must_wait_what_goes_on_waits_for_equal_numerics() -> None:
         mixed.send(text(number, 20), max_tokens=50)
     for number in range(30, 40):
         assert mixed.send(text(number, 20), begun_in="one") is own
+
+
+def test_a_sequence_goes_where_its_adapter_is() -> None:
+    """Even where the line is longer, its prefix is elsewhere, or it would have to wait for more room."""
+    small = Link(Scheduler(capacity(adapters=frozenset({"a"}), num_blocks=40)))
+    many = Fleet(Link(), small, Link())
+    many.send(text(1, 40))
+    many.work()
+    assert {many.send(text(1, 40), lora_id="a").core for _ in range(6)} == {small.core}
+
+
+def test_a_sequence_whose_adapter_is_nowhere_is_refused() -> None:
+    many = fleet(2)
+    sequence = Sequence("r", text(1, 8), 8, 4, lora_id="a")
+    ending = many.router.choose(sequence).core.add(sequence)
+    assert ending is not None and ending.error is not None
+    assert (ending.error.reason, ending.error.code) == ("ADAPTER_CHANGED", 3)

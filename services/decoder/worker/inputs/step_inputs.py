@@ -12,6 +12,7 @@ from services.decoder.devices.base.device import Device
 from services.decoder.devices.base.staging import Array
 from services.decoder.steps.needs import AttentionKind
 from services.decoder.steps.step import Step
+from services.decoder.worker.inputs.adapted_tokens import adapted_tokens
 from services.decoder.worker.inputs.attending import attending
 from services.decoder.worker.inputs.media_rows import ReadRows, embedded, split_levels, tokens_of
 from services.decoder.worker.inputs.rows import Longs, Rows
@@ -86,6 +87,8 @@ class Inputs:
         optional: dict[str, Array] = {}
         if runs:
             optional["media"] = tokens_of(runs)
+        adapted = adapted_tokens(slots.adapter, rows, tokens.owners)
+        optional |= {str(number): places for number, places in adapted.items()}
         if self._last_tokens is not None and (tokens.ids < 0).any():
             optional["owners"] = _padded(tokens.owners, padded)
         if states is not None:
@@ -118,6 +121,7 @@ class Inputs:
                 slots=slots_of_rows,
                 media=found.get("media"),
                 levels=deeper,
+                adapters=[(number, found[str(number)]) for number in adapted],
                 states=() if states is None else states.on_device(found["read"], found["write"]),
                 attending=None if attended is None else attended.on_device(device.ops, rest),
             ),

@@ -1,5 +1,7 @@
 """What the decoder knows of each sequence: one row of every array here is one slot."""
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from services.decoder.media.media_spans import MediaSpan, embed_positions, read_spans
@@ -32,12 +34,15 @@ class SlotTable:
         vocab_size: int,
         rotary_axes: int = 0,
         media_ids: int = 0,
+        adapters: Mapping[str, int] | None = None,
     ) -> None:
-        """`rotary_axes` is 0 where a token's rotary position is its index; media_ids: see `DecoderModel.media_ids`."""
+        """`rotary_axes` is 0 where a token's rotary position is its index; media_ids, adapters: see `DecoderModel`."""
+        self._adapters = adapters or {}
         self.block_size = block_size
         self.known = np.zeros(max_slots, bool)
         self.failed = np.zeros(max_slots, bool)
         self.choice = np.zeros(max_slots, np.int32)
+        self.adapter = np.zeros(max_slots, np.int32)  # its number; 0 is none
         self.prompt_len = np.zeros(max_slots, np.int32)
         self.prefix_len = np.zeros(max_slots, np.int32)  # of the prompt, `DecoderModel.prefix`
         self.length = np.zeros(max_slots, np.int32)  # tokens of prompt and output
@@ -72,6 +77,7 @@ class SlotTable:
         """Forgets sequences; unknown ones are no matter."""
         self.known[slots] = False
         self.failed[slots] = False
+        self.adapter[slots] = 0
         self.table_len[slots] = 0
         for slot in slots.tolist():
             self.media.pop(slot, None)
@@ -97,6 +103,7 @@ class SlotTable:
         self.names[slot] = names(sequence.request_id, sequence.client_request_id)
         self.root_name[slot] = sequence.root_name
         self.prompt_len[slot] = self.length[slot] = 0
+        self.adapter[slot] = self._number_of(sequence.lora_id)
         tokens = np.frombuffer(sequence.tokens, "<i4").astype(np.int64)
         self._check_lengths(sequence, len(tokens))
         spans = read_spans(sequence.media, sequence.prompt_len, bool(self._media_ids))
@@ -130,6 +137,7 @@ class SlotTable:
         for array in (
             self.known,
             self.failed,
+            self.adapter,
             self.prompt_len,
             self.prefix_len,
             self.length,
@@ -216,10 +224,19 @@ class SlotTable:
                 f"{count} tokens are more than --max-model-len {self._max_model_len}",
                 field="prompt",
             )
-        if sequence.lora_id:
+
+    def _number_of(self, lora_id: str) -> int:
+        if not lora_id:
+            return 0
+        number = self._adapters.get(lora_id)
+        if number is None:
             raise InvalidRequest(
-                "UNSUPPORTED_ADAPTER", "adapters are not supported yet", field="lora_id"
+                "ADAPTER_CHANGED",
+                f"this decoder has no adapter with the digest {lora_id[:64]}: give all services the same"
+                " --lora-modules",
+                field="lora_id",
             )
+        return number
 
     def _checked_ids(self, tokens: Slots, spans: tuple[MediaSpan, ...]) -> Slots:
         places = embed_positions(spans)

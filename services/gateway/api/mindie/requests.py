@@ -6,7 +6,12 @@ from services.gateway.api.mindie.schema import InferRequest, Parameters
 from services.gateway.decoding.bounds import wrong
 from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.field_names import fields_named
-from services.gateway.reading.generation import Prompt, ids_prompt, read_generation
+from services.gateway.reading.generation import (
+    Prompt,
+    check_adapter,
+    ids_prompt,
+    read_generation,
+)
 from services.gateway.reading.options import GenerationOptions
 from services.gateway.reading.prompt_parts import read_prompt
 from services.gateway.reading.unsupported import unsupported
@@ -29,8 +34,10 @@ def read_infer(body: InferRequest, model: ServedModel) -> tuple[ValidRequest, Ge
     """The request, and the options that it was made of. Raises InvalidRequest naming the field."""
     given = body.parameters or Parameters()
     _refuse(given)
+    check_adapter("parameters.adapter_id", given.adapter_id, model)
     wanted = given.max_new_tokens
     options = GenerationOptions(
+        model=given.adapter_id or None,
         stream=body.stream,
         max_tokens=_DEFAULT_NEW_TOKENS if wanted is None else wanted,
         **{name: getattr(given, name) for name in _SAME},
@@ -53,7 +60,7 @@ def _prompt(body: InferRequest, model: ServedModel) -> Prompt:
 
 
 def _refuse(given: Parameters) -> None:
-    for name, off in (("typical_p", 1), ("watermark", False), ("adapter_id", "")):
+    for name, off in (("typical_p", 1), ("watermark", False)):
         if getattr(given, name) not in (None, off):
             raise unsupported(f"parameters.{name}", "is not offered: leave it out")
     if given.max_new_tokens is not None and given.max_new_tokens < 1:

@@ -46,7 +46,7 @@ class Parameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     # Not taken, but for what means "off".
     typical_p: Annotated[float | None, about("1")] = None
     watermark: Annotated[bool | None, REFUSED] = None
-    adapter_id: Annotated[str | None, REFUSED] = None
+    adapter_id: Annotated[str | None, about("name of an adapter", "none")] = None
 
 
 class InferRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

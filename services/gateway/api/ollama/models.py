@@ -4,7 +4,7 @@ import json
 from functools import partial
 
 from services.gateway.admission.caller import Caller
-from services.gateway.api.ollama.options import check_name
+from services.gateway.api.ollama.options import read_name
 from services.gateway.api.ollama.replies import timestamp
 from services.gateway.api.ollama.schema import (
     Details,
@@ -26,7 +26,7 @@ _OPTION_NAMES = {"repetition_penalty": "repeat_penalty"}
 
 
 class Models:
-    """The handlers about the one model there is."""
+    """The handlers about the one model there is, and its adapters."""
 
     def __init__(self, model: ServedModel, body_limits: BodyLimits) -> None:
         self._model = model
@@ -36,10 +36,12 @@ class Models:
         self._version = Version(version=release())
 
     async def tags(self, exchange: Exchange, caller: Caller) -> None:
-        """GET /api/tags: the one model."""
-        name = self._model.name
-        entry = ModelEntry(name=name, model=name, modified_at=self._since, details=self._details)
-        await exchange.reply(ModelEntries(models=[entry]))
+        """GET /api/tags: the one model, and its adapters."""
+        entries = [
+            ModelEntry(name=name, model=name, modified_at=self._since, details=self._details)
+            for name in (self._model.name, *self._model.adapters)
+        ]
+        await exchange.reply(ModelEntries(models=entries))
 
     async def ps(self, exchange: Exchange, caller: Caller) -> None:
         """GET /api/ps: the one model, which is always loaded."""
@@ -61,7 +63,7 @@ class Models:
         name = body.model or body.name
         if name is None:
             raise wrong("model", "is required")
-        check_name(name, self._model)
+        read_name(name, self._model)
         await exchange.reply(self._description())
 
     async def version(self, exchange: Exchange, caller: Caller) -> None:

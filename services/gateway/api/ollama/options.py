@@ -22,22 +22,26 @@ _LONGEST_DURATION = 64
 _NO_OPTIONS = Options()
 
 
-def check_name(name: str | None, model: ServedModel) -> None:
-    """Raises NotFound for the name of another model. None means this one."""
-    if name not in (None, model.name, model.name + _TAG):
-        raise NotFound("MODEL_NOT_FOUND", f"model '{(name or '')[:256]}' not found", field="model")
+def read_name(name: str | None, model: ServedModel) -> str:
+    """The name without its tag: the model's, which None means too, or that of an adapter. Raises NotFound for another
+    one."""
+    for known in (model.name, *model.adapters):
+        if name in (None, known, known + _TAG):
+            return known
+    raise NotFound("MODEL_NOT_FOUND", f"model '{(name or '')[:256]}' not found", field="model")
 
 
 def read_options(body: GeneratingBody, model: ServedModel) -> GenerationOptions:
     """How to generate, and whether the reply is a stream, which it is unless `stream` is false. Raises InvalidRequest
     naming the field, or NotFound.
     """
-    check_name(body.model, model)
+    name = read_name(body.model, model)
     _check_body(body)
     options = body.options or _NO_OPTIONS
     _check_off(options)
     whole("options.num_ctx", options.num_ctx, 1, model.max_model_len)
     return GenerationOptions(
+        model=name,
         stream=body.stream is not False,
         max_tokens=_num_predict(options, model),
         seed=options.seed,

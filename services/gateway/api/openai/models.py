@@ -8,25 +8,28 @@ from services.gateway.telemetry.served_parts import ServedParts
 
 
 class Models:
-    """The handlers about the one model there is."""
+    """The handlers about the one model there is, and its adapters."""
 
     def __init__(self, model: ServedModel, parts: ServedParts) -> None:
         self._model = model
         self._parts = parts
 
     async def all(self, exchange: Exchange, caller: Caller) -> None:
-        """GET /v1/models: the one model that is served."""
-        await exchange.reply(ModelList(data=[await self._card()]))
+        """GET /v1/models: the one model that is served, and its adapters."""
+        names = (self._model.name, *self._model.adapters)
+        await exchange.reply(ModelList(data=[await self._card(name) for name in names]))
 
     async def one(self, exchange: Exchange, caller: Caller) -> None:
-        """GET /v1/models/{id}: the same by its name, which may have slashes. Raises NotFound."""
-        self._model.check_name(exchange.path.removeprefix("/v1/models/"))
-        await exchange.reply(await self._card())
+        """GET /v1/models/{id}: one of them by its name, which may have slashes. Raises NotFound."""
+        name = exchange.path.removeprefix("/v1/models/")
+        self._model.check_name(name)
+        await exchange.reply(await self._card(name))
 
-    async def _card(self) -> ModelCard:
+    async def _card(self, name: str) -> ModelCard:
         return ModelCard(
-            id=self._model.name,
+            id=name,
             created=self._model.created_unix_s,
             max_model_len=self._model.max_model_len,
+            parent=self._model.name if name in self._model.adapters else None,
             parts=await self._parts.now(),
         )

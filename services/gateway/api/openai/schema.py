@@ -184,6 +184,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     created: Annotated[int, about("when this gateway started, in seconds of Unix time")]
     owned_by: str = "tessera"
     max_model_len: Annotated[int, about("tokens of prompt and answer together at most")]
+    parent: Annotated[str | None, about("the model that an adapter adapts")] = None
     parts: Annotated[
         Mapping[str, Mapping[str, Any]],
         about(

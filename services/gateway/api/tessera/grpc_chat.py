@@ -89,11 +89,13 @@ class ChatServicer(chat_pb2_grpc.ChatServiceServicer):
         return status_message(await self._resumption.cancel(request.request_id, tenant))
 
     async def ListModels(self, request: ListModelsRequest, context: Any) -> ListModelsResponse:
-        """The one model there is."""
+        """The one model there is, and its adapters."""
         self._generating.caller(context)
         parts = {name: _part(said) for name, said in (await self._parts.now()).items()}
-        model = Model(id=self._model.name, max_model_len=self._model.max_model_len, parts=parts)
-        return ListModelsResponse(models=[model])
+        longest = self._model.max_model_len
+        names = (self._model.name, *self._model.adapters)
+        models = [Model(id=name, max_model_len=longest, parts=parts) for name in names]
+        return ListModelsResponse(models=models)
 
     async def _answer(
         self, message: Message, read: Callable[[], Read], method: str, context: Context

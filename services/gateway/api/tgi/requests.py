@@ -2,15 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 
-import msgspec
-
 from services.gateway.api.tgi.grammar import read_grammar
 from services.gateway.api.tgi.markdown_images import split_at_images
 from services.gateway.api.tgi.schema import GenerateRequest, Parameters
 from services.gateway.decoding.bounds import wrong
 from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.field_names import fields_named
-from services.gateway.reading.generation import Prompt, read_generation
+from services.gateway.reading.generation import Prompt, check_adapter, read_generation
 from services.gateway.reading.options import GenerationOptions
 from services.gateway.reading.prompt_parts import image_part, media_urls, parts_prompt, read_prompt
 from services.gateway.reading.unsupported import is_off, unsupported
@@ -39,6 +37,7 @@ def read_generate(body: GenerateRequest, stream: bool, model: ServedModel) -> Va
     """A request to generate. Raises InvalidRequest naming the field, or NotFound."""
     given = body.parameters or Parameters()
     _refuse(given, stream)
+    check_adapter("parameters.adapter_id", given.adapter_id, model)
     options = generation_options(body, stream)
     with_details = given.details is True
     if given.top_n_tokens and not with_details:
@@ -66,7 +65,7 @@ def generation_options(body: GenerateRequest, stream: bool) -> GenerationOptions
     scores = 0 if given.decoder_input_details else None
     wanted = given.max_new_tokens
     return GenerationOptions(
-        model=body.model,
+        model=given.adapter_id or body.model,
         stream=stream,
         prompt_logprobs=scores,
         best_of=given.best_of,
@@ -90,10 +89,8 @@ def urls(body: GenerateRequest) -> Iterator[str]:
 
 def _refuse(given: Parameters, stream: bool) -> None:
     """Raises InvalidRequest for what is not offered, or not together."""
-    for name, off in (("watermark", (False,)), ("adapter_id", ("",))):
-        raw: msgspec.Raw = getattr(given, name)
-        if not is_off(raw, *off):
-            raise unsupported(f"parameters.{name}", "is not offered: leave it out")
+    if not is_off(given.watermark, False):
+        raise unsupported("parameters.watermark", "is not offered: leave it out")
     if given.typical_p not in (None, 1):
         raise unsupported(
             "parameters.typical_p", "is not offered: leave it out; top_p and top_k are"

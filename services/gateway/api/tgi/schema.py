@@ -68,9 +68,9 @@ class Parameters(msgspec.Struct, kw_only=True):
         None
     )
     typical_p: Annotated[float | None, about("1")] = None
+    adapter_id: Annotated[str | None, about("name of an adapter", "none")] = None
     # Not taken, but for what means "off".
     watermark: Refused = _NONE
-    adapter_id: Refused = _NONE
 
 
 class GenerateRequest(msgspec.Struct, kw_only=True):
