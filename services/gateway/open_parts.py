@@ -17,6 +17,7 @@ from services.gateway.admission.tenant_weights import TenantWeights, read_weight
 from services.gateway.api.generating import Generating
 from services.gateway.api.grpc_generating import GrpcGenerating
 from services.gateway.api.parts import Api, Parts
+from services.gateway.api.pooling import Pooling
 from services.gateway.api.reply_forms import ReplyForms
 from services.gateway.body_budget import BodyBudget
 from services.gateway.following.cancels import Cancels
@@ -59,6 +60,8 @@ def load_model(settings: GatewaySettings) -> ServedModel:
         max_prompts=settings.max_prompts,
         calls=settings.tool_call_parser,
         reasoning=settings.reasoning_parser,
+        task=settings.task,
+        pooling=settings.pooling,
     )
 
 
@@ -122,6 +125,7 @@ async def open_parts(
         timeouts = Timeouts.of_seconds(
             settings.queue_timeout, settings.first_token_timeout, settings.request_timeout
         )
+        generating = Generating(model, admission, metrics, body_limits, answer_limits, timeouts)
         yield Parts(
             model=model,
             reply_forms=reply_forms,
@@ -141,7 +145,8 @@ async def open_parts(
             admission=admission,
             responses=responses,
             work=await stack.enter_async_context(LastingWork()),
-            generating=Generating(model, admission, metrics, body_limits, answer_limits, timeouts),
+            generating=generating,
+            pooling=Pooling(generating, admission, metrics, body_limits, answer_limits, slices),
             grpc_generating=GrpcGenerating(
                 model, admission, metrics, api_keys, answer_limits, timeouts
             ),

@@ -29,8 +29,14 @@ _FIELDS = [
     "options", "images", "format", "think", "keep_alive", "system", "template", "context", "raw",
     "parallel_tool_calls", "include_reasoning", "reasoning_effort",
     "stop_sequences", "thinking", "output_config",
+    "encoding_format", "dimensions", "normalize", "use_activation", "prompt_name", "task", "queries", "text_1",
+    "text_2", "query", "top_n", "return_documents", "instruction", "truncate",
     "input", "instructions", "previous_response_id", "store", "background", "include", "reasoning", "text",
 ]  # fmt: skip
+POOLED_ROUTES = (
+    "/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank",
+    "/api/embed", "/api/embeddings",
+)  # fmt: skip
 _MEDIA_BYTES = 4096
 _LENGTHS = ["max_new_tokens", "max_new_tokens", "max_tokens"]
 
@@ -55,6 +61,8 @@ def body(draw: random.Random, route: str) -> bytes:
 def _right(draw: random.Random, route: str) -> dict[str, Any]:
     if route in ("/", "/infer", "/v1/tokenizer") or route.startswith(("/generate", "/v2/")):
         return _of_another_api(draw, route)
+    if route in POOLED_ROUTES:
+        return _pooled(draw, route)
     of_api = next((make for root, make in _OF_APIS.items() if route.startswith(root)), None)
     if of_api is not None:
         return of_api(draw, route)
@@ -105,6 +113,31 @@ def _of_another_api(draw: random.Random, route: str) -> dict[str, Any]:
     if route == "/generate" and draw.random() < 0.5:
         return {"prompt": prompt, "max_tokens": 3, "stream": draw.random() < 0.5}
     return {"inputs": prompt, "parameters": few}
+
+
+def _pooled(draw: random.Random, route: str) -> dict[str, Any]:
+    """Bodies whose texts become vectors or scores."""
+    few: dict[str, Any] = {"model": MODEL}
+    if route.startswith("/api/"):
+        few |= {"keep_alive": "5m", "options": {"num_ctx": 64, "num_gpu": 1}}
+        if route == "/api/embeddings":
+            return {**few, "prompt": "some words"}
+        return {**few, "input": draw.choice(["some words", ["one", "two"]]), "truncate": True}
+    if route.endswith("/rerank"):
+        documents = draw.choice([["one", "two"], [{"text": "one"}, "two"]])
+        return {**few, "query": "which?", "documents": documents, "top_n": 1}
+    if route.endswith("/score"):
+        queries, documents = draw.choice([("queries", "documents"), ("text_1", "text_2")])
+        asked = draw.choice(["which?", ["which?"], ["a", "b"]])
+        return {**few, queries: asked, documents: ["one", "two"]}
+    if draw.random() < 0.3:
+        return {**few, "messages": _messages(draw)}
+    inputs = ["some words", [5, 6, 7], ["one", "two"], [[5, 6], [7]]]
+    few |= {"input": draw.choice(inputs), "truncate_prompt_tokens": draw.choice([-1, 4, 64])}
+    if route == "/classify":
+        return few
+    dimensions = draw.choice([None, 2, 8])
+    return {**few, "encoding_format": draw.choice(["float", "base64"]), "dimensions": dimensions}
 
 
 def _of_ollama(draw: random.Random, route: str) -> dict[str, Any]:

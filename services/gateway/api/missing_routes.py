@@ -17,10 +17,8 @@ _INSTEAD: Mapping[str, Sequence[str]] = {
         "/inference/v1/generate", "/infer_token",
     ),
     "send the messages to /tokenize": ("/chat_tokenize",),
-    "this server gives text, neither vectors nor scores of texts": (
-        "/v1/embeddings", "/v1/moderations", "/v1/score", "/v1/rerank", "/v2/rerank", "/v2/embed",
-        "/pooling", "/classify", "/score", "/rerank", "/embed",
-    ),
+    "send the texts to /v1/embeddings": ("/v2/embed", "/embed"),
+    "send the texts to /classify, where a classifier is served": ("/v1/moderations",),
     "this server's answers are text alone": ("/v1/audio", "/v1/images", "/v1/videos"),
     "this server keeps no files: send each request by itself": (
         "/v1/files", "/v1/uploads", "/v1/batches", "/v1/vector_stores", "/v1/containers",
@@ -37,7 +35,6 @@ _INSTEAD: Mapping[str, Sequence[str]] = {
     ),
     "close the connection, or send DELETE /v1/requests/{id}": ("/stopInfer",),
     "this server describes its API in no form for machines": ("/openapi.json", "/docs", "/redoc"),
-    "this server gives text, no vectors": ("/api/embed", "/api/embeddings"),
     "a server has one model from its start to its end, which /api/tags names": (
         "/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete", "/api/blobs",
     ),

@@ -90,6 +90,26 @@ class GenerateBody(GeneratingBody, kw_only=True):
     context: msgspec.Raw = _NONE
 
 
+class EmbedBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /api/embed."""
+
+    model: str | None = None
+    input: str | list[str] | None = None
+    truncate: bool | None = None
+    dimensions: Whole | None = None
+    options: Options | None = None
+    keep_alive: str | float | None = None
+
+
+class EmbeddingsBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /api/embeddings, which is the older one."""
+
+    model: str | None = None
+    prompt: str | None = None
+    options: Options | None = None
+    keep_alive: str | float | None = None
+
+
 class ShowBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /api/show."""
 

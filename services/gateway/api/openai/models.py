@@ -28,5 +28,6 @@ class Models:
             id=self._model.name,
             created=self._model.created_unix_s,
             max_model_len=self._model.max_model_len,
+            tasks=[task.value for task in self._model.tasks],
             parts=await self._parts.now(),
         )

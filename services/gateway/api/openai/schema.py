@@ -126,6 +126,8 @@ class ModelCard(msgspec.Struct, kw_only=True):
     created: int
     owned_by: str = "tessera"
     max_model_len: int
+    # What it is served for: generate, embed, classify, score.
+    tasks: list[str] = []
     # By prompt, encoder and decoder: whose code runs it, what is off, and the difference that was measured at start.
     parts: Mapping[str, Mapping[str, Any]] = {}
 
