@@ -66,7 +66,7 @@ $(COMPILED): $(PROTOS) $(LIBRARIES)
 
 kernels: $(KERNELS) ## Compile the CPU kernels and try which are the fastest, if one has changed and there is a compiler
 
-$(KERNELS): $(wildcard $(CPU_KERNELS)/*.py $(CPU_KERNELS)/*.h $(CPU_KERNELS)/*.cpp) $(LIBRARIES)
+$(KERNELS): $(wildcard $(CPU_KERNELS)/*.py $(CPU_KERNELS)/source/*) $(LIBRARIES)
 	@echo '[3/3] Compiling the CPU kernels for this processor and trying which are the fastest, if there is a C++ compiler: up to a minute ...'
 	@$(BIN)/python $(CPU_KERNELS)/build.py
 	@touch $@
@@ -83,10 +83,10 @@ types: install proto ## Check types
 	$(BIN)/mypy
 
 test: install proto kernels ## Run the tests, JOBS= at once (ARGS= goes to pytest)
-	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile $(ARGS)
+	$(BIN)/pytest --numprocesses $(JOBS) --dist loadgroup $(ARGS)
 
 test-full: install proto kernels ## Run the tests, also those that cover more of what another test covers
-	$(BIN)/pytest --numprocesses $(JOBS) --dist loadfile -m 'not compose' $(ARGS)
+	$(BIN)/pytest --numprocesses $(JOBS) --dist loadgroup -m 'not compose' $(ARGS)
 
 test-npu: install proto ## Run the tests on a simulated Ascend NPU, JOBS= at once (ARGS= goes to pytest); the first time downloads 43 MB
 	@$(BIN)/python -m tests.ascend.environment $(BIN)/pytest tests/ascend --numprocesses $(JOBS) --dist loadfile $(ARGS)

@@ -13,6 +13,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import pytest
 import redis
+from xdist.remote import Producer
 
 from tests.support.compiled_protos import changed_protos
 
@@ -20,6 +21,7 @@ if changed := changed_protos():
     pytest.exit(f"{', '.join(changed)} changed since protos/ was compiled: run `make proto`", 4)
 
 from services.launcher.redis.embedded_redis import EmbeddedRedis
+from tests.support.distribution import FilesAndGroups
 
 
 @pytest.hookimpl
@@ -33,6 +35,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FilesAndGroups | None:
+    """Of `--dist loadgroup`."""
+    return FilesAndGroups(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 @pytest.hookimpl(tryfirst=True)

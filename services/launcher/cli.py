@@ -8,6 +8,7 @@ from types import ModuleType
 
 _COMMANDS = {
     "serve": "serve a model on this machine: every service and a Redis of its own",
+    "run": "ask about pictures in files, batch by batch",
     "chat": "talk to a served model in the terminal, about pictures too",
     "bench": "measure a served model, Tessera's or another's",
     "profile": "measure the operations that a model's steps are made of",
@@ -22,6 +23,7 @@ _MODULES = {
     "bench": "benchmarks.load.command",
     "doctor": "services.launcher.doctor.command",
     "profile": "services.decoder.profile",
+    "run": "services.launcher.run.command",
     "weights": "shared.checkpoint.conversion.weights_command",
     "convert": "shared.checkpoint.conversion.convert_command",
 }
@@ -29,6 +31,7 @@ _MODULES = {
 _SETTINGS = {
     "serve": "services.launcher.settings:ServeSettings",
     "chat": "services.launcher.settings:ChatSettings",
+    "run": "services.launcher.run.settings:RunSettings",
     "check": "services.launcher.settings:CheckSettings",
     "profile": "services.decoder.profile_settings:ProfileCommandSettings",
     "bench serve": "benchmarks.load.settings:BenchSettings",

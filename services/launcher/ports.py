@@ -1,9 +1,14 @@
 """Whether ports are free."""
 
 import errno
+import itertools
+import random
 import socket
+from functools import partial
 
 from shared.errors import Unavailable
+
+_DRAWN_FROM = range(12_000, 30_000)
 
 
 def is_free(host: str, port: int) -> bool:
@@ -51,3 +56,14 @@ def _next_free(host: str, port: int) -> int:
         if is_free(host, port) and is_free(host, port + 1):
             break
     return port
+
+
+def free_ports(host: str, count: int) -> list[int]:
+    """So many different ports that a server could listen on now, below those that outgoing connections get: none of
+    them takes one meanwhile.
+    """
+    drawn = random.SystemRandom().sample(_DRAWN_FROM, k=len(_DRAWN_FROM))
+    found = list(itertools.islice(filter(partial(is_free, host), drawn), count))
+    if len(found) < count:
+        raise Unavailable("NO_PORT", f"{host} has no {count} free ports")
+    return found

@@ -94,7 +94,11 @@ async def _serve(settings: ServeSettings, folders: Folders, npus: list[int]) -> 
     )
     with (
         ProcessTable(folders.state, system) as process_table,
-        open_console([program.name for program in shown], settings.log_format) as console,
+        open_console(
+            [program.name for program in shown],
+            settings.log_format,
+            shows_states=settings.log_level in ("debug", "info"),
+        ) as console,
     ):
         lines = cast(TextIO, ConsoleStream(console))
         configure_logs("launcher", settings.log_level, settings.log_format, lines)

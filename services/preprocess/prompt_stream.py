@@ -8,6 +8,7 @@ import structlog
 
 from services.preprocess.prompt import conversation
 from services.preprocess.prompt.builder import PromptBuilder
+from services.preprocess.prompt.window import Window
 from shared.errors import Internal, InvalidRequest, ServingError
 from shared.telemetry.logs import Stopwatch
 from shared.telemetry.request_names import names
@@ -24,20 +25,25 @@ log = structlog.get_logger(__name__)
 
 
 async def prepare_many(
-    builder: PromptBuilder, executor: Executor, requests: AsyncIterator[PrepareManyRequest]
+    builder: PromptBuilder,
+    window: Window,
+    executor: Executor,
+    requests: AsyncIterator[PrepareManyRequest],
 ) -> AsyncIterator[PrepareManyResponse]:
     """Answers each message in order, in a thread."""
     loop = asyncio.get_running_loop()
     async for request in requests:
-        yield await loop.run_in_executor(executor, _answer, builder, request)
+        yield await loop.run_in_executor(executor, _answer, builder, window, request)
 
 
-def prepare_text(builder: PromptBuilder, request: PrepareRequest) -> PrepareResponse:
+def prepare_text(
+    builder: PromptBuilder, window: Window, request: PrepareRequest
+) -> PrepareResponse:
     """A prompt without media. Raises InvalidRequest."""
     if conversation.media(request.conversation):
         raise InvalidRequest("MEDIA_IN_STREAM", "prompts with media are prepared one by one")
     watch = Stopwatch()
-    draft = builder.draft(request)
+    draft = window.text_draft(builder, request)
     tokenize_us = watch.lap_us()
     log.debug(
         "tokenized",
@@ -53,13 +59,16 @@ def prepare_text(builder: PromptBuilder, request: PrepareRequest) -> PrepareResp
     )
 
 
-def _answer(builder: PromptBuilder, request: PrepareManyRequest) -> PrepareManyResponse:
-    return PrepareManyResponse(results=[_result(builder, prompt) for prompt in request.prompts])
+def _answer(
+    builder: PromptBuilder, window: Window, request: PrepareManyRequest
+) -> PrepareManyResponse:
+    results = [_result(builder, window, prompt) for prompt in request.prompts]
+    return PrepareManyResponse(results=results)
 
 
-def _result(builder: PromptBuilder, prompt: PrepareRequest) -> PrepareResult:
+def _result(builder: PromptBuilder, window: Window, prompt: PrepareRequest) -> PrepareResult:
     try:
-        return PrepareResult(prepared=prepare_text(builder, prompt))
+        return PrepareResult(prepared=prepare_text(builder, window, prompt))
     except ServingError as error:
         return PrepareResult(failure=error.to_failure())
     except Exception as error:  # bad input fails one request, never the others of its message

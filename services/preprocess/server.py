@@ -26,6 +26,7 @@ from services.preprocess.prompt.chat_template import ChatTemplate
 from services.preprocess.prompt.item_limits import ItemLimits
 from services.preprocess.prompt.prompt_rule import ImageProcessing, PromptRule
 from services.preprocess.prompt.tokenizer import PromptTokenizer
+from services.preprocess.prompt.window import Window
 from services.preprocess.servicer import PreprocessServicer
 from services.preprocess.settings import PreprocessSettings
 from services.preprocess.worker.pool import ImageWorkerPool
@@ -98,6 +99,7 @@ async def serve(
                 parse_limits(settings.limit_mm_per_prompt), builder.limits, settings.model_name
             ),
             max_frames=settings.max_video_frames,
+            window=Window(_window(settings, checkpoint)),
             shared_pictures=shared_pictures,
         )
         producer.server.add(
@@ -213,6 +215,22 @@ def _max_model_len(settings: PreprocessSettings, checkpoint: Checkpoint) -> int:
     return require_length(
         settings.max_model_len or registry.text_sizes(checkpoint).max_position_embeddings
     )
+
+
+def _window(settings: PreprocessSettings, checkpoint: Checkpoint) -> int:
+    """The window of conversations whose requests name none; 0 is none. Raises InvalidRequest."""
+    if settings.max_window_size is not None:
+        return settings.max_window_size
+    found = checkpoint.generation_config.get("max_window_size")
+    if found is None:
+        return 0
+    if not isinstance(found, int) or found < 0:
+        raise InvalidRequest(
+            "BAD_CHECKPOINT",
+            f"{checkpoint.folder / 'generation_config.json'}: max_window_size is {found!r}, which is no number of"
+            " tokens",
+        )
+    return found
 
 
 def _policy(settings: PreprocessSettings) -> FetchPolicy:

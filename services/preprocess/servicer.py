@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Sequence
 from concurrent.futures import Executor
+from functools import partial
 from typing import Any
 
 import grpc.aio
@@ -13,8 +14,11 @@ from services.preprocess.media.fitted_picture import Square
 from services.preprocess.mindie.pictures import SharedPictures
 from services.preprocess.prompt import conversation
 from services.preprocess.prompt.builder import Draft, Prompt, PromptBuilder
+from services.preprocess.prompt.history import History
 from services.preprocess.prompt.item_limits import ItemLimits
+from services.preprocess.prompt.window import Window
 from services.preprocess.prompt_stream import prepare_many
+from services.preprocess.windowed_prompt import windowed_prompt
 from shared.artifacts.mindie_shm import NAMES_FIELD
 from shared.artifacts.small_tensor import small_tensor
 from shared.errors import InvalidRequest, Precondition
@@ -61,6 +65,7 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
         model_name: str,
         limits: ItemLimits,
         max_frames: int,
+        window: Window,
         shared_pictures: SharedPictures | None = None,
     ) -> None:
         self._builder = builder
@@ -69,16 +74,17 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
         self._model_name = model_name
         self._limits = limits
         self._max_frames = max_frames
+        self._window = window
         self._shared_pictures = shared_pictures
 
     async def Prepare(self, request: PrepareRequest, context: _Context) -> PrepareResponse:
         """Template, tokenizer and images side by side, then the placeholders. Raises InvalidRequest."""
         request_names.bind(request.request_id, request.client_request_id)
-        media = self._media_of(request)
-        work: list[Coroutine[Any, Any, Any]] = [self._draft(request)]
-        square = self._builder.square(sum(modality == IMAGE for modality, _ in media))
-        work += [self._take(modality, item, request.tenant, square) for modality, item in media]
-        (draft, tokenize_us), *images = await tasks.together(work)
+        history = self._window.history(self._builder, request)
+        if history is None:
+            draft, images, tokenize_us = await self._whole(request)
+        else:
+            draft, images, tokenize_us = await self._windowed(request, history)
         images += await self._take_shared(draft, request.tenant)
         prompt = self._builder.expand(draft, [image.pixels.item for image in images])
         fetch_us = max((i.fetch_us for i in images), default=0)
@@ -94,6 +100,7 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
             tokenize_us=tokenize_us,
         )
         self._builder.check_length(len(prompt.ids), request.max_prompt_tokens, draft.field)
+        self._window.check(request, len(prompt.ids))
         return PrepareResponse(
             token_ids=prompt.ids.astype("<i4").tobytes(),
             media=_items(prompt, images, self._intake) if self._intake else (),
@@ -107,7 +114,7 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
         self, requests: AsyncIterator[PrepareManyRequest], context: _Context
     ) -> AsyncIterator[PrepareManyResponse]:
         """The same for short prompts without media, several in a message."""
-        async for answer in prepare_many(self._builder, self._executor, requests):
+        async for answer in prepare_many(self._builder, self._window, self._executor, requests):
             yield answer
 
     async def GetPixels(self, request: GetPixelsRequest, context: _Context) -> GetPixelsResponse:
@@ -118,9 +125,52 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
         log.debug("pixels sent", digest=request.media.digest.hex())
         return GetPixelsResponse(pixels=pixels.ref)
 
-    def _media_of(self, request: PrepareRequest) -> list[tuple[Modality.ValueType, Media | Video]]:
-        media = conversation.media(request.conversation)
+    async def _whole(self, request: PrepareRequest) -> tuple[Draft, list[TakenMedia], int]:
+        """The draft of all that was sent, its media, and the microseconds that tokenizing took."""
+        media = self._media_of(request)
+        work: list[Coroutine[Any, Any, Any]] = [self._draft(request)]
+        square = self._square(media)
+        work += [self._take(modality, item, request.tenant, square) for modality, item in media]
+        (draft, tokenize_us), *images = await tasks.together(work)
+        return draft, images, tokenize_us
+
+    async def _windowed(
+        self, request: PrepareRequest, history: History
+    ) -> tuple[Draft, list[TakenMedia], int]:
+        """The same of the turns that fit into the window. The time is that of media too."""
         self._check_shared(request)
+        watch = Stopwatch()
+        media = conversation.media(request.conversation)
+        taken: dict[tuple[int, Square | None], TakenMedia] = {}
+
+        async def take(numbers: Sequence[int]) -> list[TakenMedia]:
+            found = self._checked([media[number] for number in numbers], request)
+            square = self._square(found)
+            missing = [
+                (number, one)
+                for number, one in zip(numbers, found, strict=True)
+                if (number, square) not in taken
+            ]
+            work = [self._take(*one, request.tenant, square) for _, one in missing]
+            for (number, _), image in zip(missing, await tasks.together(work), strict=True):
+                taken[number, square] = image
+            return [taken[number, square] for number in numbers]
+
+        run = partial(asyncio.get_running_loop().run_in_executor, self._executor)
+        draft, images = await windowed_prompt(history, take, run)
+        return draft, images, watch.lap_us()
+
+    def _square(self, media: Sequence[tuple[Modality.ValueType, Media | Video]]) -> Square | None:
+        return self._builder.square(sum(modality == IMAGE for modality, _ in media))
+
+    def _media_of(self, request: PrepareRequest) -> list[tuple[Modality.ValueType, Media | Video]]:
+        self._check_shared(request)
+        return self._checked(conversation.media(request.conversation), request)
+
+    def _checked(
+        self, media: Sequence[Media | Video], request: PrepareRequest
+    ) -> list[tuple[Modality.ValueType, Media | Video]]:
+        """The items of a prompt with their modalities. Raises InvalidRequest for what is not taken, or too many."""
         if media and self._intake is None:
             raise InvalidRequest(
                 "TEXT_ONLY_MODEL",

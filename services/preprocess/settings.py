@@ -25,6 +25,13 @@ class PreprocessOptions(ChatTemplateSettings, ModelLengthSettings):
         description="Largest numbers of images and of videos in a prompt: image=16,video=2, or as JSON;"
         " one number is for each of both.",
     )
+    max_window_size: int | None = Field(
+        None,
+        ge=0,
+        description="Tokens below which the prompt of a conversation is kept: its system message and the newest whole"
+        " turns that fit are shown to the model. 0 is no window; that of the checkpoint's generation_config.json unless"
+        " given.",
+    )
     max_video_frames: int = Field(
         128, ge=1, le=1024, description="Largest number of frames of a video that a model is shown."
     )

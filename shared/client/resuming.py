@@ -25,6 +25,8 @@ _SILENCE_S = 25.0  # a gateway sends something every ten seconds
 _UNTIL_FIRST_BYTE_S = 120.0  # media are fetched and prepared before anything is sent
 _UNKNOWN_S = 5.0  # a restarted queue is told by its gateways which requests it has lost
 _LEAVE_WITHIN_S = 2.0
+_KEEP_WHOLE_S = 30.0
+_CONNECTED_S = 1.0  # an attempt that fails later had been connected
 _SHUTTING_DOWN = "shutting_down"  # code of the last event of a gateway that ends
 _BUSY = (429, 503)
 _BAD_GATEWAY = 502  # a proxy's answer where the gateway cannot be reached
@@ -85,6 +87,12 @@ class Client:
         finally:
             await answer.leave()
 
+    async def whole(self, path: str, body: Mapping[str, Any]) -> Any:
+        """The reply to a completion that is not streamed, asked for again wherever a connection breaks: the request is
+        one all the same. Raises ClientError.
+        """
+        return await _Answer(self, path, body, stream=False).whole()
+
     def close(self) -> None:
         """Closes the idle connections."""
         for server in self._servers:
@@ -106,10 +114,14 @@ class Client:
 class _Answer:
     """One request, and how far its stream has been read."""
 
-    def __init__(self, client: Client, path: str, body: Mapping[str, Any]) -> None:
+    def __init__(
+        self, client: Client, path: str, body: Mapping[str, Any], *, stream: bool = True
+    ) -> None:
         self._client = client
         self._path = path
-        self._body = json.dumps({**body, "stream": True}).encode()
+        self._body = json.dumps({**body, "stream": stream}).encode()
+        # A reply that is not streamed cannot be left by a DELETE: its request has no name yet.
+        self._keep_s = client.patience_s if stream else min(client.patience_s, _KEEP_WHOLE_S)
         # Without API keys `user` identifies the owner of the request, also in later calls.
         self._user = str(body.get("user") or "")
         self._key = secrets.token_urlsafe(16)
@@ -134,6 +146,23 @@ class _Answer:
                     return
                 raise HttpError("the stream broke off")
             except HttpError as error:
+                pause = self._pause_after(error)
+                self._client.avoid(server)
+            await asyncio.sleep(pause)
+            self._client.reconnects += 1
+
+    async def whole(self) -> Any:
+        """The reply that is not streamed. Nothing is heard of it until it is there."""
+        while True:
+            server, began = self._client.server(), time.monotonic()
+            pieces: list[bytes] = []
+            method, path, body, headers = self._request()
+            try:
+                await server.request(method, path, body, pieces.append, headers)
+                return json.loads(b"".join(pieces))
+            except HttpError as error:
+                if time.monotonic() - began > _CONNECTED_S:
+                    self._heard_at = time.monotonic()
                 pause = self._pause_after(error)
                 self._client.avoid(server)
             await asyncio.sleep(pause)
@@ -184,7 +213,7 @@ class _Answer:
 
     def _request(self) -> tuple[str, str, bytes, str]:
         """Method, path, body and headers of the next attempt."""
-        keep = f"X-Tessera-Resume: {max(1, round(self._client.patience_s))}\r\n"
+        keep = f"X-Tessera-Resume: {max(1, round(self._keep_s))}\r\n"
         if not self._last_id:
             return "POST", self._path, self._body, f"{keep}Idempotency-Key: {self._key}\r\n"
         path = f"/v1/requests/{self._request_id}/stream{self._query(after=self._last_id)}"

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from shared.cpu_kernels.instruction_sets import InstructionSet
 
-SOURCES = Path(__file__).parent
+SOURCES = Path(__file__).parent / "source"
 FLAGS = (
     "-std=c++17", "-O3", "-pthread", "-fvisibility=hidden",
     # Products and sums in one rounding, everywhere alike; no errno for square roots.
@@ -94,7 +94,7 @@ def file_name(known: InstructionSet) -> str:
 
 def folders() -> list[Path]:
     """Where libraries may lie, the first that can be written goes first."""
-    return [SOURCES / "build", Path.home() / ".cache" / "tessera" / "cpu_kernels"]
+    return [Path(__file__).parent / "build", Path.home() / ".cache" / "tessera" / "cpu_kernels"]
 
 
 def is_writable(folder: Path) -> bool:

@@ -25,7 +25,7 @@ from tests.support.checkpoints import make_checkpoint
 from tests.support.pictures import data_url, png
 from tests.support.processes.system import System
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("system_of_two")]
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,11 @@ from shared.queue.keys import Keys
 from tests.support.pictures import data_url, png
 from tests.support.processes.system import System
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.full]
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.full,
+    pytest.mark.xdist_group("system_of_two"),
+]
 
 LENGTH = 90
 COUNTS = {"scheduler": 1, "decoder": 2, "vision_encoder": 2, "preprocess": 2}

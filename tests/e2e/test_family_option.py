@@ -12,7 +12,11 @@ from tests.e2e.test_failures import ask
 from tests.support.checkpoints import make_checkpoint
 from tests.support.processes.system import System
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.full]
+pytestmark = [
+    pytest.mark.timeout(600),
+    pytest.mark.full,
+    pytest.mark.xdist_group("system_of_two"),
+]
 
 
 @pytest.fixture(scope="module")

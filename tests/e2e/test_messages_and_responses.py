@@ -17,7 +17,7 @@ from tests.support.pictures import data_url, png
 from tests.support.processes.services_in_process import services_in_process
 from tests.support.processes.system import System
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("system_of_two")]
 TEXT = "What is in the picture?"
 QUESTION: Any = [{"role": "user", "content": "what is the weather?"}]
 PARAMETERS: Any = {"type": "object", "properties": {"city": {"type": "string"}}}

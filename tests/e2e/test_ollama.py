@@ -11,7 +11,7 @@ from openai import OpenAI
 from tests.support.pictures import data_url, png
 from tests.support.processes.system import System
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("system_of_two")]
 TEXT = "What is in the picture?"
 GREEDY = {"temperature": 0, "num_predict": 12}
 

@@ -14,7 +14,7 @@ import pytest
 from tests.support.pictures import data_url, png
 from tests.support.processes.system import System
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("system_of_two")]
 
 PROMPT = "What is in the picture?"
 GREEDY = {"max_tokens": 12, "temperature": 0, "ignore_eos": True}

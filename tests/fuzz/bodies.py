@@ -6,7 +6,8 @@ import random
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tests.fuzz import values
+from tests.fuzz import forms, values
+from tests.fuzz.fields import fields_of
 from tests.support.pictures import animation, png
 
 MODEL = "fuzzed"
@@ -15,29 +16,21 @@ _PICTURES = [
     png(2, (28, 84)),
     animation([png(1, (56, 56)), png(2, (56, 56))], 500),
 ]
-_FIELDS = [
-    "model", "messages", "prompt", "stream", "stream_options", "n", "best_of", "max_tokens", "max_completion_tokens",
-    "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "bad_words", "bad_token_ids",
-    "allowed_token_ids", "logit_bias", "logprobs", "top_logprobs", "prompt_logprobs", "echo", "suffix", "user",
-    "priority", "chat_template_kwargs", "add_generation_prompt", "continue_final_message", "tools", "tool_choice",
-    "response_format", "repetition_penalty", "presence_penalty", "frequency_penalty", "length_penalty",
-    "use_beam_search", "early_stopping", "ignore_eos", "min_tokens", "return_token_ids", "service_tier",
-    "truncate_prompt_tokens", "mm_processor_kwargs", "cache_salt", "metadata", "tokens", "text", "unknown",
-    "inputs", "parameters", "text_input", "sampling_parameters", "input_id", "id", "outputs", "details", "stop_words",
-    "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "structural_tag",
-    "functions", "function_call", "add_special_tokens", "return_token_strs", "documents",
-    "options", "images", "format", "think", "keep_alive", "system", "template", "context", "raw",
-    "parallel_tool_calls", "include_reasoning", "reasoning_effort",
-    "stop_sequences", "thinking", "output_config",
-    "encoding_format", "dimensions", "normalize", "use_activation", "prompt_name", "task", "queries", "text_1",
-    "text_2", "query", "top_n", "return_documents", "instruction", "truncate",
-    "input", "instructions", "previous_response_id", "store", "background", "include", "reasoning", "text",
-]  # fmt: skip
 POOLED_ROUTES = (
     "/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank",
     "/api/embed", "/api/embeddings",
 )  # fmt: skip
 _MEDIA_BYTES = 4096
+_TENSORS = [
+    ("temperature", "FP32"), ("temperature", "FP64"), ("seed", "UINT64"), ("top_k", "INT32"), ("stop", "BYTES"),
+    ("image", "BYTES"), ("ignore_eos", "BOOL"), ("input_ids", "INT64"), ("x", "FP16"),
+]  # fmt: skip
+_FORMS: Mapping[str, Callable[[random.Random], Any]] = {
+    "json": forms.schema,
+    "regex": forms.expression,
+    "grammar": forms.grammar,
+    "structural_tag": forms.tag,
+}
 _LENGTHS = ["max_new_tokens", "max_new_tokens", "max_tokens"]
 
 
@@ -51,21 +44,33 @@ def body(draw: random.Random, route: str) -> bytes:
         return _bytes(values.any_value(draw))
     for _ in range(draw.choice([1, 1, 1, 2, 4])):
         if draw.random() < 0.6:
-            content[draw.choice(_FIELDS)] = values.any_value(draw)
+            _object_in(draw, content)[draw.choice(fields_of(route))] = _value(draw)
         else:
             _break_inside(draw, content)
     written = _bytes(content)
     return _damaged(draw, written) if draw.random() < 0.1 else written
 
 
+def with_bytes(draw: random.Random) -> tuple[bytes, int]:
+    """A body of KServe with tensors as bytes behind its JSON, and the length of the JSON, which may be wrong."""
+    inputs, behind = [], b""
+    for name, kind in [("text_input", "BYTES"), *draw.sample(_TENSORS, draw.randint(0, 3))]:
+        data = draw.choice([b"\x02\0\0\0ab", draw.randbytes(draw.choice([0, 1, 2, 4, 8, 9]))])
+        size = draw.choice([len(data), len(data), draw.randint(0, 12)])
+        shape = draw.choice([[1], [1], [1, 1], [0], [2]])
+        about = {"name": name, "datatype": kind, "shape": shape}
+        inputs.append({**about, "parameters": {"binary_data_size": size}})
+        behind += data
+    written = _bytes({"inputs": inputs, "parameters": {"max_tokens": 2}})
+    return written + behind, draw.choice([len(written)] * 8 + [len(written) - 1, 0, 10**9])
+
+
 def _right(draw: random.Random, route: str) -> dict[str, Any]:
-    if route in ("/", "/infer", "/v1/tokenizer") or route.startswith(("/generate", "/v2/")):
-        return _of_another_api(draw, route)
-    if route in POOLED_ROUTES:
-        return _pooled(draw, route)
     of_api = next((make for root, make in _OF_APIS.items() if route.startswith(root)), None)
     if of_api is not None:
         return of_api(draw, route)
+    if route in ("/", "/infer", "/v1/tokenizer") or route.startswith(("/generate", "/v2/")):
+        return _of_another_api(draw, route)
     if route.endswith("/detokenize"):
         return {"model": MODEL, "tokens": [draw.randrange(300) for _ in range(8)]}
     if route.endswith("/tokenize") and draw.random() < 0.5:
@@ -78,13 +83,33 @@ def _right(draw: random.Random, route: str) -> dict[str, Any]:
     if draw.random() < 0.3:
         few["stream"] = True
     if route.endswith("/completions") and "chat" not in route:
-        prompts = ["some words", [5, 6, 7], ["one", "two"], [[5, 6], [7]]]
-        return {**few, "prompt": draw.choice(prompts)}
+        return {**few, **_prompt(draw)}
     if route.endswith("/tokenize"):
         few = {"model": MODEL}
+    if draw.random() < 0.3:
+        few |= {"tools": _tools(draw), "tool_choice": draw.choice(["none", "auto", "required"])}
+    elif draw.random() < 0.3:
+        few |= _form(draw)
+    return {**few, "max_window_size": draw.choice([None, 1, 40, 4096]), "messages": _messages(draw)}
+
+
+def _prompt(draw: random.Random) -> dict[str, Any]:
+    """The prompt of a completion, or several."""
     if draw.random() < 0.2:
-        few |= {"tools": _tools(draw), "tool_choice": "none"}
-    return {**few, "messages": _messages(draw)}
+        data = {"image": [values.url(draw), values.url(draw)]}
+        marked = draw.choice(["words", "<|image_pad|> <|image_pad|>"])
+        return {"prompt": marked, "multi_modal_data": data}
+    return {"prompt": draw.choice(["some words", [5, 6, 7], ["one", "two"], [[5, 6], [7]]])}
+
+
+def _form(draw: random.Random) -> dict[str, Any]:
+    kind = draw.choice(["json", "regex", "grammar", "structural_tag"])
+    made = _FORMS[kind](draw)
+    if draw.random() < 0.5:
+        return {"structured_outputs": {kind: made}}
+    if kind == "structural_tag":
+        return {"response_format": made}
+    return {"response_format": {"type": "json_schema", "json_schema": {"schema": made}}}
 
 
 def _of_another_api(draw: random.Random, route: str) -> dict[str, Any]:
@@ -97,6 +122,9 @@ def _of_another_api(draw: random.Random, route: str) -> dict[str, Any]:
     few: dict[str, Any] = {draw.choice(_LENGTHS): draw.randint(1, 4)}
     if draw.random() < 0.5:
         few |= {"details": True, "temperature": 0.5, "stop": ["x"]}
+    if route.startswith("/generate") and draw.random() < 0.3:
+        kind = draw.choice(["json", "regex"])
+        few["grammar"] = {"type": kind, "value": _FORMS[kind](draw)}
     if route.endswith("/stopInfer"):
         return {"id": "some"}
     if route == "/v1/tokenizer":
@@ -145,6 +173,8 @@ def _of_ollama(draw: random.Random, route: str) -> dict[str, Any]:
         return {"model": MODEL}
     options = {"num_predict": draw.randint(1, 4), "temperature": 0.5, "stop": ["x"], "num_gpu": 1}
     few = {"model": MODEL, "options": options, "stream": draw.random() < 0.5, "keep_alive": "5m"}
+    if draw.random() < 0.2:
+        few["format"] = draw.choice(["json", forms.schema(draw)])
     pictures = {"images": [base64.b64encode(draw.choice(_PICTURES)).decode()]}
     if route == "/api/generate":
         return {**few, "prompt": "What is this?", **(pictures if draw.random() < 0.4 else {})}
@@ -179,8 +209,12 @@ def _of_anthropic(draw: random.Random, route: str) -> dict[str, Any]:
     if draw.random() < 0.3:
         body["system"] = draw.choice(["Be brief.", [text]])
     if draw.random() < 0.3:
-        body["tools"] = [{"name": "weather", "input_schema": {"type": "object"}}]
+        body["tools"] = [{"name": "weather", "input_schema": forms.schema(draw)}]
         body["tool_choice"] = {"type": draw.choice(["none", "auto", "any"])}
+    elif draw.random() < 0.2:
+        body["output_config"] = {"format": {"type": "json_schema", "schema": forms.schema(draw)}}
+    if draw.random() < 0.2:
+        body["thinking"] = {"type": draw.choice(["adaptive", "disabled"])}
     if route.endswith("/count_tokens"):
         return body
     return {
@@ -206,7 +240,12 @@ def _of_responses(draw: random.Random, route: str) -> dict[str, Any]:
                 "summary": [],
                 "content": [{"type": "reasoning_text", "text": "hm"}],
             },
-            {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"},
+            {
+                "type": "function_call",
+                "call_id": "c",
+                "name": "weather",
+                "arguments": draw.choice(["{}", forms.json_text(draw)]),
+            },
             {
                 "type": "function_call_output",
                 "call_id": "c",
@@ -223,8 +262,12 @@ def _of_responses(draw: random.Random, route: str) -> dict[str, Any]:
         "store": draw.random() < 0.8,
     }
     if draw.random() < 0.3:
-        body["tools"] = [{"type": "function", "name": "weather", "parameters": {"type": "object"}}]
+        body["tools"] = [{"type": "function", "name": "weather", "parameters": forms.schema(draw)}]
         body["tool_choice"] = draw.choice(["none", "auto", "required"])
+    elif draw.random() < 0.2:
+        body["text"] = {
+            "format": {"type": "json_schema", "name": "x", "schema": forms.schema(draw)}
+        }
     if draw.random() < 0.1:
         body["previous_response_id"] = f"resp_r_{'0' * 8}_{'0' * 32}"
     if draw.random() < 0.1:
@@ -233,6 +276,7 @@ def _of_responses(draw: random.Random, route: str) -> dict[str, Any]:
 
 
 _OF_APIS: Mapping[str, Callable[[random.Random, str], dict[str, Any]]] = {
+    **dict.fromkeys(POOLED_ROUTES, _pooled),
     "/api/": _of_ollama,
     "/v1/messages": _of_anthropic,
     "/v1/responses": _of_responses,
@@ -250,15 +294,19 @@ def _messages(draw: random.Random) -> list[dict[str, Any]]:
     if draw.random() < 0.3:
         messages.insert(0, {"role": "system", "content": "Be brief."})
     if draw.random() < 0.2:
-        function = {"name": "weather", "arguments": draw.choice(['{"city": "x"}', "{", {}])}
+        function = {"name": "weather", "arguments": _arguments(draw)}
         call = {"id": "call_1", "type": "function", "function": function}
         messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
         messages.append({"role": "tool", "tool_call_id": "call_1", "content": "sunny"})
     return messages
 
 
+def _arguments(draw: random.Random) -> Any:
+    return draw.choice(['{"city": "x"}', "{", {}, forms.json_text(draw)])
+
+
 def _tools(draw: random.Random) -> list[dict[str, Any]]:
-    schema = {"type": "object", "properties": {"city": {"type": "string"}}}
+    schema = {"type": "object", "properties": {"city": forms.schema(draw)}}
     function = {"name": "weather", "description": "What it is like", "parameters": schema}
     return [{"type": "function", "function": function} for _ in range(draw.randint(1, 3))]
 
@@ -280,6 +328,29 @@ def picture_file(draw: random.Random) -> bytes:
     return picture if draw.random() < 0.5 else _damaged(draw, picture)
 
 
+def _object_in(draw: random.Random, content: dict[str, Any]) -> dict[str, Any]:
+    """The body itself, or an object within it."""
+    found, place = content, content
+    while draw.random() < 0.6:
+        inner: Any = list(place.values() if isinstance(place, dict) else place)
+        inner = [one for one in inner if isinstance(one, dict | list) and one]
+        if not inner:
+            break
+        place = draw.choice(inner)
+        found = place if isinstance(place, dict) else found
+    return found
+
+
+def _value(draw: random.Random) -> Any:
+    """What may be wrong for a field, or is what a field of another route takes."""
+    kind = draw.random()
+    if kind < 0.1:
+        return draw.choice([*_FORMS.values()])(draw)
+    if kind < 0.15:
+        return forms.json_text(draw)
+    return values.any_value(draw)
+
+
 def _break_inside(draw: random.Random, content: dict[str, Any]) -> None:
     """Puts something wrong in a random place of the tree, or takes one away."""
     place: Any = content
@@ -294,7 +365,7 @@ def _break_inside(draw: random.Random, content: dict[str, Any]) -> None:
         if isinstance(place, dict) and draw.random() < 0.3:
             del place[key]
         else:
-            place[key] = values.any_value(draw)
+            place[key] = _value(draw)
         return
 
 

@@ -9,6 +9,9 @@ from tests.fuzz.verdict import Broken
 from tests.support.processes.system import System
 
 _MIB = 1 << 20
+# Of tracebacks, and of the lines of each.
+_MOST_SHOWN = 3
+_SHOWN = 60
 
 
 class Health:
@@ -34,8 +37,10 @@ class Health:
         )
 
     def tracebacks(self) -> list[str]:
-        """Lines of the log that begin one: nothing that comes from outside is worth one."""
-        return [line for line in self._system.log.splitlines() if "Traceback (most recent" in line]
+        """Those in the log, each with the lines behind it: nothing that comes from outside is worth one."""
+        lines = self._system.log.splitlines()
+        begins = [at for at, line in enumerate(lines) if "Traceback (most recent" in line]
+        return ["\n".join(lines[at : at + _SHOWN]) for at in begins[:_MOST_SHOWN]]
 
     def _resident(self) -> dict[str, int]:
         found = {}

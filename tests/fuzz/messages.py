@@ -8,10 +8,12 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from tests.fuzz import bodies, values
+from tests.fuzz import bodies, forms, values
 
 _INTEGERS = [0, 1, -1, 2, 7, 100, 2**31 - 1, -(2**31), 2**63 - 1, -(2**63), 2**32 - 1, 2**64 - 1]
 _FLOATS = [0.0, -1.0, 0.5, 1.0, 2.0, float("nan"), float("inf"), -float("inf"), 1e308, 1e-320]
+_OF_JSON = ("json", "structural_tag", "arguments", "tool_choice")
+_FORMS = {"regex": forms.expression, "grammar": forms.grammar}
 _KEPT = 0.35  # of a message's fields are set
 _DEEPEST = 5
 
@@ -90,6 +92,10 @@ def _string(draw: random.Random, field: FieldDescriptor) -> str | bytes:
         text = values.url(draw)
     elif field.name == "model":
         text = draw.choice(["", bodies.MODEL, values.text(draw)])
+    elif field.name.endswith("_json") or field.name in _OF_JSON:
+        text = forms.json_text(draw)
+    elif field.name in _FORMS:
+        text = _FORMS[field.name](draw)
     else:
         text = values.text(draw)
     return text.encode("utf-8", "replace").decode()  # others have no place in a message

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tests.fuzz import bodies
@@ -57,14 +58,20 @@ def draw_request(draw: random.Random) -> Sent:
         method, path = draw.choice(_OTHERS)
         return Sent(_head(draw, method, path, None), orderly=True)
     method, path = draw.choice(_ROUTES)
+    if path.endswith("fuzzed/infer") and draw.random() < 0.4:
+        content, json_length = bodies.with_bytes(draw)
+        more = (f"Inference-Header-Content-Length: {json_length}",)
+        return Sent(_head(draw, method, path, len(content), more) + content, orderly=True)
     content = bodies.body(draw, path)
     if draw.random() < 0.9:
         return Sent(_head(draw, method, path, len(content)) + content, orderly=True)
     return Sent(_disorderly(draw, method, path, content), orderly=False)
 
 
-def _head(draw: random.Random, method: str, path: str, length: int | None) -> bytes:
-    lines = [f"{method} {path} HTTP/1.1", "Host: 127.0.0.1", "Connection: close"]
+def _head(
+    draw: random.Random, method: str, path: str, length: int | None, more: Sequence[str] = ()
+) -> bytes:
+    lines = [f"{method} {path} HTTP/1.1", "Host: 127.0.0.1", "Connection: close", *more]
     if length is not None:
         lines += [f"Content-Length: {length}", "Content-Type: application/json"]
     while draw.random() < 0.15:

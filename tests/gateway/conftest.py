@@ -9,19 +9,32 @@ from tokenizers import Tokenizer
 from services.gateway.apis import APIS
 from services.gateway.gateway import Gateway, open_gateway
 from services.gateway.timings import USUAL, Timings
-from tests.support.gateway.stage import MODEL, Stage, open_stage, until_ready, write_model
+from tests.support.gateway.stage import (
+    MODEL,
+    PLAIN,
+    Stage,
+    StagedModel,
+    open_stage,
+    until_ready,
+)
 from tests.support.network.http import plain_client
-from tests.support.tokenizers import byte_level_tokenizer
 
 
-@pytest.fixture(scope="session")
-def tokenizer() -> Tokenizer:
-    return byte_level_tokenizer()
+@pytest.fixture(scope="module")
+def staged_model(request: pytest.FixtureRequest) -> StagedModel:
+    """A test file has another by the name STAGED_MODEL."""
+    found: StagedModel = getattr(request.module, "STAGED_MODEL", PLAIN)
+    return found
+
+
+@pytest.fixture(scope="module")
+def tokenizer(staged_model: StagedModel) -> Tokenizer:
+    return staged_model.tokenizer()
 
 
 @pytest.fixture
-def model_folder(tmp_path: Path, tokenizer: Tokenizer) -> Path:
-    return write_model(tmp_path / MODEL, tokenizer)
+def model_folder(tmp_path: Path, staged_model: StagedModel, tokenizer: Tokenizer) -> Path:
+    return staged_model.write(tmp_path / MODEL, tokenizer)
 
 
 @pytest.fixture
@@ -32,9 +45,14 @@ def timings() -> Timings:
 
 @pytest.fixture
 async def stage(
-    redis_url: str, model_folder: Path, tokenizer: Tokenizer, timings: Timings
+    redis_url: str,
+    model_folder: Path,
+    staged_model: StagedModel,
+    tokenizer: Tokenizer,
+    timings: Timings,
 ) -> AsyncIterator[Stage]:
     async with open_stage(redis_url, model_folder, tokenizer, APIS, timings) as opened:
+        opened.says(staged_model.answer)
         yield opened
 
 

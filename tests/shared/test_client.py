@@ -266,6 +266,22 @@ async def test_leaving_early_cancels_the_request() -> None:
     ]
 
 
+async def test_a_reply_that_is_not_streamed_is_asked_for_again_with_its_key() -> None:
+    answer = {"choices": [{"text": "w1"}]}
+    whole = stream(json.dumps(answer).encode())
+    async with gateway(stream(whole=False), refusal(503, "busy"), whole) as only:
+        client = Client([only.url], patience_s=30)
+        assert await client.whole(PATH, {"prompt": "a"}) == answer
+        client.close()
+    assert [asked.body for asked in only.asked] == [{"prompt": "a", "stream": False}] * 3
+    assert len({asked.headers["idempotency-key"] for asked in only.asked}) == 1
+    async with gateway(refusal(400, "wrong")) as only:
+        client = Client([only.url])
+        with pytest.raises(Refused, match="wrong"):
+            await client.whole(PATH, {"prompt": "a"})
+        client.close()
+
+
 async def test_a_connection_to_itself_is_seen() -> None:
     # What becomes of an attempt while a gateway restarts, once in some thousand times.
     with socket.socket() as own:

@@ -91,6 +91,8 @@ def decode(body: bytes, kind: type[_B]) -> _B:
     body = body.removeprefix(_BOM)
     check_json(body)
     try:
+        if not body.isascii():
+            body.decode()  # fields that are kept as they were sent (msgspec.Raw) are not looked into
         content: _B = _decoder(kind).decode(body)
     except msgspec.ValidationError as error:
         raise _explain(str(error)) from None

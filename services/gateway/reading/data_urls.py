@@ -29,7 +29,7 @@ from tessera.preprocess.v1.preprocess_pb2 import Media, Part, PrepareRequest, Vi
 
 _LARGE = 4096
 _OPENING = b'"data:'
-_FIELD = re.compile(rb'"(?:url|image_url|video_url|image|video)"\s*:\s*\Z')
+_FIELD = re.compile(rb'"(?:url|image_url|video_url|image|video)"\s*:\s*(?:\[\s*)?\Z')
 _LONGEST_FIELD = 64
 _LONGEST_HEAD = 256
 # A body with more is mostly text.

@@ -24,6 +24,7 @@ from tessera.scheduler.v1.queue_pb2 import ReplyFormat, ReplyKind
 _LONGEST_USER = 512
 _LONGEST_SALT = 512
 _LAST_PRIORITY = 1000
+_LARGEST_WINDOW = (1 << 31) - 1
 # What huggingface_hub's InferenceClient calls the model where its user named none; older ones: tgi.
 _NO_MODEL = frozenset({"dummy", "tgi"})
 _NO_STREAM_OPTIONS = StreamOptions()
@@ -100,7 +101,9 @@ def read_generation(
         reply=_reply_format(options, prompt, kind, logprobs, model),
         stream=options.stream is True,
         user=read_user(options.user),
-        prompt_bound=min(prompt.bound, keep or prompt.bound),
+        prompt_bound=min(
+            prompt.bound, keep or prompt.bound, prepare.max_window_size or prompt.bound
+        ),
         priority=whole("priority", options.priority, -_LAST_PRIORITY, _LAST_PRIORITY) or 0,
         cache_salt=read_cache_salt(options.cache_salt),
         has_short_prompt=is_short(prepare),
@@ -173,15 +176,26 @@ def _read_truncation(
 def _limited(
     options: GenerationOptions, prepare: PrepareRequest, keep: int, model: ServedModel
 ) -> PrepareRequest:
-    """The same with how many tokens it may have, how many are kept, and whether special ones are added."""
+    """The same with how many tokens it may have, how many are kept, its window, and whether special ones are added."""
     prepare.max_prompt_tokens = model.max_model_len - 1
     if options.add_special_tokens is not None:
         prepare.add_special_tokens = options.add_special_tokens
+    if (window := read_window(options.max_window_size)) is not None:
+        if window and keep:
+            raise wrong(
+                "truncate_prompt_tokens", "cannot be combined with max_window_size: leave one out"
+            )
+        prepare.max_window_size = window
     if keep and prepare.token_ids:  # nothing has to be tokenized for it
         prepare.token_ids = prepare.token_ids[-stride(None) * keep :]
     else:
         prepare.keep_last_tokens = keep
     return prepare
+
+
+def read_window(value: float | None) -> int | None:
+    """The field `max_window_size`; 0 for no window. Raises InvalidRequest."""
+    return whole("max_window_size", value, 0, _LARGEST_WINDOW)
 
 
 def read_user(value: str | None) -> str:

@@ -42,6 +42,7 @@ class GenerationOptions(StructuredFields, kw_only=True):
     stop_token_ids: list[Whole] | None = None
     include_stop_str_in_output: bool | None = None
     truncate_prompt_tokens: Whole | None = None
+    max_window_size: Whole | None = None
     # Which tokens.
     seed: Whole | None = None
     temperature: float | None = None

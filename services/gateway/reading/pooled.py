@@ -72,6 +72,7 @@ def read_pooled_prompt(
     check_model(fields.model, model)
     prepare = prompt.prepare
     prepare.max_prompt_tokens = model.max_model_len - 1
+    prepare.max_window_size = 0  # nothing of a conversation is left out
     if fields.add_special_tokens is not None:
         prepare.add_special_tokens = fields.add_special_tokens
     keep = _truncation(fields, prompt, model)

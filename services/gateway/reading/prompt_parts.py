@@ -37,6 +37,24 @@ class PromptPart(msgspec.Struct):
         """Does nothing: that Python is called at all lets other threads run while a large body is decoded."""
 
 
+class MediaData(msgspec.Struct, forbid_unknown_fields=True):
+    """The media of a prompt in order, images before videos: URLs, or absolute paths of files below
+    --allowed-local-media-path. The prompt marks their places by the model's own placeholders; where it has none, they
+    stand before it.
+    """
+
+    image: str | list[str] | None = None
+    video: str | list[str] | None = None
+
+    def listed(self) -> Iterator[tuple[str, str, str]]:
+        """Kind, place and URL of each."""
+        for kind, given in (("image", self.image), ("video", self.video)):
+            if isinstance(given, str):
+                yield kind, kind, given
+            for index, url in enumerate(given if isinstance(given, list) else ()):
+                yield kind, f"{kind}[{index}]", url
+
+
 # What a field of a prompt may hold.
 PromptText = str | list[PromptPart]
 
@@ -52,6 +70,26 @@ def read_prompt(value: PromptText | None, field: str, model: ServedModel) -> Pro
     at_most(field, len(value), MOST_PARTS, "parts")
     parts = [_read_part(part, f"{field}[{index}]") for index, part in enumerate(value)]
     return parts_prompt(parts, model)
+
+
+def marked_prompt(text: str, data: MediaData, field: str, model: ServedModel) -> Prompt:
+    """A text that marks the places of the media in the field `field`. Raises InvalidRequest naming that, or a part of
+    it.
+    """
+    found = list(data.listed())
+    at_most(field, len(found), MOST_PARTS, "media")
+    if not found:
+        return text_prompt(text)
+    parts: list[Part] = []
+    for kind, place, url in found:
+        path = f"{field}.{place}"
+        if kind == "image":
+            parts.append(image_part(url, path))
+        else:
+            parts.append(Part(video=read_video_url(path_url(url), path)))
+    prompt = parts_prompt([*parts, Part(text=text)], model)
+    prompt.prepare.conversation.marks_media = True
+    return prompt
 
 
 def parts_prompt(parts: Sequence[Part], model: ServedModel) -> Prompt:

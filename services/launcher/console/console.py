@@ -80,14 +80,22 @@ class _States:
 class PlainConsole:
     """For pipes and files: one line for each change."""
 
-    def __init__(self, names: Sequence[str], *, prefix: bool, stream: TextIO = sys.stderr) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        *,
+        prefix: bool,
+        shows_states: bool = True,
+        stream: TextIO = sys.stderr,
+    ) -> None:
         self._states = _States(names)
+        self._shows_states = shows_states
         self._prefix = prefix
         self._stream = cast(TextIO, LossyStream(stream))
 
     def state(self, name: str, state: str) -> None:
         """One line for each change."""
-        if not self._states.change(name, state):
+        if not self._states.change(name, state) or not self._shows_states:
             return
         seconds = round(self._states.seconds(name), 1)
         if self._prefix:
@@ -194,8 +202,8 @@ class ConsoleStream(io.TextIOBase):
         return len(text)
 
 
-def open_console(names: Sequence[str], log_format: str) -> Console:
-    """A live one on a terminal, else a plain one."""
+def open_console(names: Sequence[str], log_format: str, *, shows_states: bool = True) -> Console:
+    """A live one on a terminal, else a plain one, which `shows_states` or lines alone."""
     if sys.stderr.isatty() and log_format == "text":
         return LiveConsole(names)
-    return PlainConsole(names, prefix=log_format == "text")
+    return PlainConsole(names, prefix=log_format == "text", shows_states=shows_states)

@@ -117,15 +117,17 @@ class PromptBuilder:
         """See `PromptRule.square`."""
         return self._rule.square(images)
 
-    def draft(self, request: PrepareRequest) -> Draft:
-        """Renders and tokenizes. Raises InvalidRequest naming the field."""
+    def draft(self, request: PrepareRequest, kept: Sequence[int] | None = None) -> Draft:
+        """Renders and tokenizes; `kept`: of a conversation these messages alone. Raises InvalidRequest naming the
+        field.
+        """
         keep = request.keep_last_tokens
         adds = request.add_special_tokens if request.HasField("add_special_tokens") else None
         match request.WhichOneof("input"):
             case "conversation" if request.conversation.as_prompt:
                 draft = self._parts(request.conversation, keep, adds)
             case "conversation":
-                draft = self._chat(request.conversation, keep, adds)
+                draft = self._chat(request.conversation, keep, adds, kept)
             case "text":
                 draft = self._text(request, adds is not False)
             case "token_ids":
@@ -147,8 +149,8 @@ class PromptBuilder:
         if ids[places].tolist() != markers:
             raise InvalidRequest(
                 "IMAGE_MARKERS",
-                f"{draft.field}: the chat template wrote {len(places)} places for {len(items)} images"
-                " and videos, or not in their order",
+                f"{draft.field}: {len(places)} places are written for {len(items)} images and videos, or not in"
+                " their order",
                 field=draft.field,
             )
         spans = tuple(self._rule.span(item) for item in items)
@@ -175,11 +177,13 @@ class PromptBuilder:
         """Raises InvalidRequest when a prompt is over the request's or the model's limit."""
         require_prompt_fits(tokens, self._max_model_len, field, limit, at_least)
 
-    def _chat(self, conversation: Conversation, keep: int, adds: bool | None) -> Draft:
+    def _chat(
+        self, conversation: Conversation, keep: int, adds: bool | None, kept: Sequence[int] | None
+    ) -> Draft:
         """`adds`: the special tokens around it; None as the model's processor does."""
         template = self._template_for(conversation)
         messages = conversations.template_messages(
-            conversation, template, self._tokenizer, self._markers
+            conversation, template, self._tokenizer, self._markers, kept
         )
         variables = conversations.template_variables(conversation, self._tokenizer)
         opens = conversation.add_generation_prompt
@@ -199,15 +203,27 @@ class PromptBuilder:
             raise refused(error) from error
         if conversation.continue_final_message:
             text = cut_at_end(text)
-        return self._written(text, "messages", adds, keep, bool(conversations.media(conversation)))
+        has_media = bool(conversations.media(conversation, kept))
+        return self._written(text, "messages", adds, keep, has_media)
 
     def _parts(self, conversation: Conversation, keep: int, adds: bool | None) -> Draft:
         """A prompt with media in it. `adds`: see `_chat`."""
         pieces = conversations.prompt_pieces(conversation, self._template, self._markers)
-        written = "".join(
-            piece.text if piece.is_media else self._tokenizer.guard_marker(piece.text)
+        marks = conversation.marks_media and any(
+            marker in piece.text
             for piece in pieces
+            if not piece.is_media
+            for marker in self._markers.values()
+            if marker
         )
+        if marks:
+            # The places are where the text has them.
+            written = "".join(piece.text for piece in pieces if not piece.is_media)
+        else:
+            written = "".join(
+                piece.text if piece.is_media else self._tokenizer.guard_marker(piece.text)
+                for piece in pieces
+            )
         return self._written(written, "prompt", adds, keep, any(piece.is_media for piece in pieces))
 
     def _written(self, text: str, field: str, adds: bool | None, keep: int, media: bool) -> Draft:

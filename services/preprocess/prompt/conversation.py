@@ -1,6 +1,6 @@
 """From a client's conversation to what its chat template is given."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,9 +24,14 @@ from tessera.preprocess.v1.preprocess_pb2 import (
 _TAKEN = frozenset({"messages", "add_generation_prompt", "tools"})
 
 
-def media(conversation: Conversation) -> list[Media | Video]:
-    """The media in the order of the prompt."""
-    found = (item_of(part) for message in conversation.messages for part in message.content)
+def media(conversation: Conversation, kept: Sequence[int] | None = None) -> list[Media | Video]:
+    """The media in the order of the prompt; `kept`: those of these messages alone."""
+    messages = conversation.messages
+    found = (
+        item_of(part)
+        for message in (messages if kept is None else map(messages.__getitem__, kept))
+        for part in message.content
+    )
     return [item for item in found if item is not None]
 
 
@@ -60,8 +65,9 @@ def template_messages(
     template: ChatTemplate,
     tokenizer: PromptTokenizer,
     markers: Mapping[str, str],
+    kept: Sequence[int] | None = None,
 ) -> list[dict[str, Any]]:
-    """The messages in the shape that the template expects, the client's words guarded.
+    """The messages, or those of them in `kept`, in the shape that the template expects, the client's words guarded.
 
     `markers` by kind (the names of modalities): where the template cannot render a kind, its marker is put in the text
     at the item's place; an empty one is left out.
@@ -71,7 +77,8 @@ def template_messages(
         raise InvalidRequest("NO_MESSAGES", "messages: at least one is needed", field="messages")
     as_parts = {k for k, marker in markers.items() if template.renders_media(k, marker)}
     messages = []
-    for index, message in enumerate(conversation.messages):
+    for index in range(len(conversation.messages)) if kept is None else kept:
+        message = conversation.messages[index]
         role = _role(message, index, template)
         parts = list(
             _parts(message, index, tokenizer, markers, as_parts if role == "user" else set())

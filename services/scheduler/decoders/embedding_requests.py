@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from weakref import WeakMethod
 
 import structlog
 
@@ -27,7 +28,8 @@ class EmbeddingRequests:
 
     `on_change(progress)` is called when the core may plan on: with what ended where an item cannot be encoded, else
     with None. `on_lost_again(digest)` is called when an item that was lost repeatedly is to be asked for again;
-    `on_returned(request ids)` when the encoders that an item's name is of are gone, and requests need other names.
+    `on_returned(request ids)` when the encoders that an item's name is of are gone, and requests need other names. All
+    three are methods of the link that has this object; they are held weakly, so that its count of references frees it.
     """
 
     def __init__(
@@ -46,9 +48,9 @@ class EmbeddingRequests:
         self._encoders = encoders
         self._user = user
         self._content = content
-        self._on_change = on_change
-        self._on_lost_again = on_lost_again
-        self._on_returned = on_returned
+        self._on_change = _weakly(on_change)
+        self._on_lost_again = _weakly(on_lost_again)
+        self._on_returned = _weakly(on_returned)
         self._calls: dict[asyncio.Task[None], None] = {}
         self._losses: dict[bytes, int] = {}
 
@@ -113,3 +115,14 @@ class EmbeddingRequests:
     def _fail(self, span: MediaSpan, error: ServingError) -> None:
         why = Error(error.reason, error.message, status_number(error.status))
         self._on_change(self._core.embeddings_failed(span.digest, why))
+
+
+def _weakly(method: Callable[[Any], None]) -> Callable[[Any], None]:
+    """Calls a method as long as there is its object."""
+    held = WeakMethod(method)
+
+    def call(argument: Any) -> None:
+        if (found := held()) is not None:
+            found(argument)
+
+    return call

@@ -130,7 +130,7 @@ class DecoderLink:
         self._last_message = 0.0
         self._plans_in_flight = 1
         self._stopped = False
-        self._ended_because: Unavailable | None = None
+        self._ended_because: tuple[str, str] | None = None  # reason and message, of `finish`
         self.hello = decoder_pb2.Hello()
         self.core: Scheduler
         self._media: EmbeddingRequests
@@ -215,10 +215,13 @@ class DecoderLink:
         except asyncio.CancelledError:
             if self._ended_because is None:
                 raise
-            self.ended = self._end_of(self._ended_because)
-            raise self._ended_because from None
+            # Made here: an error that the link itself held would hold the link, by its traceback.
+            reason, message = self._ended_because
+            self.ended = self._end_of(reason)
+            raise Unavailable(reason, message) from None
         except ServingError as error:
-            self.ended = self._end_of(error)
+            is_superseded = isinstance(error, Superseded)
+            self.ended = LinkEnd.ORDERLY if is_superseded else self._end_of(error.reason)
             raise
         except Exception:  # what came of a step was not understood here
             self.ended = LinkEnd.STEP_FAILED
@@ -230,15 +233,15 @@ class DecoderLink:
             await tasks.end(writer, watch)
             await self._media.close()
 
-    def _end_of(self, error: ServingError) -> LinkEnd:
-        if isinstance(error, Superseded) or error.reason in _ORDERLY or self.wants_to_end:
+    def _end_of(self, reason: str) -> LinkEnd:
+        if reason in _ORDERLY or self.wants_to_end:
             return LinkEnd.ORDERLY
-        return LinkEnd.BROKEN if error.reason in _BROKEN else LinkEnd.STEP_FAILED
+        return LinkEnd.BROKEN if reason in _BROKEN else LinkEnd.STEP_FAILED
 
     def finish(self, reason: str, message: str) -> None:
         """Ends the stream: `run` raises why."""
         self._stopped = True
-        self._ended_because = Unavailable(reason, message)
+        self._ended_because = reason, message
         self._call.cancel()
 
     async def close(self) -> None:

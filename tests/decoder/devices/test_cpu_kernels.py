@@ -103,7 +103,7 @@ def test_a_compiler_that_fails_is_no_reason_to_fail(
 
 
 def test_the_script_says_what_there_is() -> None:
-    command = [sys.executable, str(compiling.SOURCES / "build.py"), "--status"]
+    command = [sys.executable, str(compiling.SOURCES.parent / "build.py"), "--status"]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     assert said == choice.status() + "\n"
     assert said.startswith(f"{RUNNABLE[0].name}, compiled, ")

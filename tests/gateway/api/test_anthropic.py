@@ -14,25 +14,17 @@ import pytest
 from anthropic import AsyncAnthropic
 from tokenizers import Tokenizer
 
-from services.gateway.apis import APIS
 from services.gateway.gateway import Gateway
 from services.gateway.timings import Timings
 from shared.errors import InvalidRequest
 from tests.support.gateway.forms import Acceptor
-from tests.support.gateway.marked_model import (
-    ANSWER,
-    FIRST,
-    SECOND,
-    THOUGHT,
-    WEATHER,
-    marked_tokenizer,
-    write_marked_model,
-)
+from tests.support.gateway.marked_model import ANSWER, FIRST, MARKED, SECOND, THOUGHT, WEATHER
 from tests.support.gateway.stage import MODEL, Stage, open_stage
 from tests.support.network.http import plain_client
 from tests.support.network.sse import ASK_FOR_IDS, NamedEvent, named_events
 from tests.support.pictures import png
 
+STAGED_MODEL = MARKED
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 MESSAGES: Any = [{"role": "user", "content": "What is the weather?"}]
 BODY: dict[str, Any] = {"model": MODEL, "max_tokens": 400, "messages": MESSAGES}
@@ -41,25 +33,6 @@ TOOLS: Any = [
     {"name": "weather", "description": "天气", "input_schema": SCHEMA},
     {"name": "stop", "type": "custom", "input_schema": {"type": "object"}, "cache_control": None},
 ]
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return marked_tokenizer()
-
-
-@pytest.fixture
-def model_folder(tmp_path: Path, tokenizer: Tokenizer) -> Path:
-    return write_marked_model(tmp_path / MODEL, tokenizer)
-
-
-@pytest.fixture
-async def stage(
-    redis_url: str, model_folder: Path, tokenizer: Tokenizer, timings: Timings
-) -> AsyncIterator[Stage]:
-    async with open_stage(redis_url, model_folder, tokenizer, APIS, timings) as opened:
-        opened.says(ANSWER)
-        yield opened
 
 
 @pytest.fixture

@@ -1,14 +1,13 @@
 """Calls of tools and reasoning, streamed, whole and resumed: what clients get of what a model writes."""
 
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
 
-from services.gateway.gateway import Gateway, open_gateway
+from services.gateway.gateway import Gateway
 from services.gateway.model.output_forms import OutputForms
 from shared.errors import Unavailable
 from shared.net.channels import open_channel
@@ -16,51 +15,18 @@ from tessera.gateway.v1.chat_pb2 import ChatMessage, ChatRequest, ContentPart, G
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
 from tessera.scheduler.v1.queue_pb2 import MessageFormat
 from tests.support.gateway.forms import Acceptor
-from tests.support.gateway.marked_model import (
-    ANSWER,
-    FIRST,
-    SECOND,
-    THOUGHT,
-    WEATHER,
-    marked_tokenizer,
-    write_marked_model,
-)
-from tests.support.gateway.stage import MODEL, Stage, open_stage, until_ready
+from tests.support.gateway.marked_model import ANSWER, FIRST, MARKED, SECOND, THOUGHT, WEATHER
+from tests.support.gateway.stage import MODEL, Stage, open_stage
 from tests.support.network.http import plain_client
 from tests.support.network.sse import ASK_FOR_IDS, events, merged, with_ids
 from tests.support.tokenizers import byte_level_tokenizer, token_id
 
+STAGED_MODEL = MARKED
 MESSAGES: Any = [{"role": "user", "content": "What is the weather?"}]
 TOOLS: Any = [
     {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}},
     {"type": "function", "function": {"name": "stop"}},
 ]
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return marked_tokenizer()
-
-
-@pytest.fixture
-def model_folder(tmp_path: Path, tokenizer: Tokenizer) -> Path:
-    return write_marked_model(tmp_path / MODEL, tokenizer)
-
-
-@pytest.fixture
-async def stage(redis_url: str, model_folder: Path, tokenizer: Tokenizer) -> AsyncIterator[Stage]:
-    async with open_stage(redis_url, model_folder, tokenizer) as opened:
-        opened.says(ANSWER)
-        yield opened
-
-
-@pytest.fixture
-async def other(stage: Stage) -> AsyncIterator[Gateway]:
-    settings = stage.settings.model_copy(update={"shutdown_timeout": 0.2})
-    async with open_gateway(settings) as gateway:
-        async with plain_client(gateway.url) as client:
-            await until_ready(client)
-        yield gateway
 
 
 def expected_calls(request_id: str, choice: int = 0) -> list[dict[str, Any]]:
@@ -256,7 +222,9 @@ async def test_earlier_calls_reach_the_template(stage: Stage) -> None:
     def call(name: str, arguments: Any) -> dict[str, Any]:
         return {"id": name, "type": "function", "function": {"name": "x", "arguments": arguments}}
 
+    half = '{"b": "\\ud800"}'  # no text can hold what it says
     calls = [call("a", '{"b": 1}'), call("c", "{no"), call("d", {"e": []}), call("f", "")]
+    calls.append(call("g", half))
     turns = [
         {"role": "assistant", "content": None, "tool_calls": calls, "reasoning": "hm"},
         {"role": "tool", "content": "sunny", "tool_call_id": "a"},
@@ -267,8 +235,8 @@ async def test_earlier_calls_reach_the_template(stage: Stage) -> None:
     assert reply.status_code == 200, reply.text
     seen = stage.preprocess.seen[-1].conversation
     given = json.loads(seen.messages[1].tool_calls_json)
-    assert [one["function"]["arguments"] for one in given] == [{"b": 1}, "{no", {"e": []}, {}]
-    assert [one["id"] for one in given] == ["a", "c", "d", "f"]
+    assert [one["function"]["arguments"] for one in given] == [{"b": 1}, "{no", {"e": []}, {}, half]
+    assert [one["id"] for one in given] == ["a", "c", "d", "f", "g"]
     assert seen.messages[1].reasoning == "hm"
     assert (seen.messages[2].role, seen.messages[2].tool_call_id) == ("tool", "a")
     assert json.loads(seen.documents_json) == documents

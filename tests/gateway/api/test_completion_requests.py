@@ -116,3 +116,48 @@ def test_other_prompts_are_refused(prompt: Any) -> None:
     with pytest.raises(InvalidRequest) as caught:
         read_completions({"prompt": prompt}, model())
     assert caught.value.metadata["field"].startswith("prompt")
+
+
+def test_a_text_marks_the_places_of_its_media() -> None:
+    data = {"image": ["/a b.png", "https://example.org/b.png"], "video": "/c.gif"}
+    body = {"prompt": "one <image>", "multi_modal_data": data, "echo": True}
+    request = read_completion(body, model())
+    conversation = request.prepare.conversation
+    assert conversation.as_prompt and conversation.marks_media
+    *media, words = conversation.messages[0].content
+    assert [part.media.url for part in media[:2]] == ["file:///a%20b.png", data["image"][1]]
+    assert media[2].video.file.url == "file:///c.gif"
+    assert words.text == request.reply.prompt_text == "one <image>"
+    assert media[1].media.field == "multi_modal_data.image[1]"
+    plain = read_completion({"prompt": "one", "multi_modal_data": {}}, model())
+    assert plain.prepare.text == "one"
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"prompt": [1, 2]}, "multi_modal_data"),
+        ({"prompt": ["a", "b"]}, "multi_modal_data"),
+        ({"multi_modal_data": {"image": ["a.png"]}}, "multi_modal_data.image[0]"),
+        ({"multi_modal_data": {"audio": "/a.wav"}}, "multi_modal_data"),
+        ({"multi_modal_data": {"image": 3}}, "multi_modal_data.image"),
+    ],
+)
+def test_media_that_are_not_taken_name_their_field(body: dict[str, Any], field: str) -> None:
+    given = {"prompt": "x", "multi_modal_data": {"image": "/a.png"}, **body}
+    with pytest.raises(InvalidRequest) as caught:
+        read_completion(given, model())
+    assert caught.value.metadata["field"].startswith(field)
+
+
+def test_a_window_bounds_what_a_prompt_may_cost() -> None:
+    request = read_completion({"prompt": "word " * 99, "max_window_size": 50}, model())
+    assert request.prepare.max_window_size == request.prompt_bound == 50
+    assert not read_completion({"prompt": "x"}, model()).prepare.HasField("max_window_size")
+    off = read_completion({"prompt": "x", "max_window_size": 0}, model())
+    assert off.prepare.HasField("max_window_size") and off.prompt_bound > 0
+    for change in ({"max_window_size": -1}, {"max_window_size": 1.5}):
+        with pytest.raises(InvalidRequest, match="max_window_size"):
+            read_completion({"prompt": "x", **change}, model())
+    with pytest.raises(InvalidRequest, match="cannot be combined with max_window_size"):
+        read_completion({"prompt": "x", "max_window_size": 9, "truncate_prompt_tokens": 3}, model())

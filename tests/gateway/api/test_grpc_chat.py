@@ -68,8 +68,9 @@ async def test_options_mean_what_they_mean_over_rest(
 ) -> None:
     stage.says("one STOP two")
     request = question(
-        temperature=0.5, seed=9, stop=["STOP"], return_token_ids=True, max_tokens=50, top_k=-1
-    )
+        temperature=0.5, seed=9, stop=["STOP"], return_token_ids=True, max_tokens=50, top_k=-1,
+        max_window_size=400,
+    )  # fmt: skip
     request.messages[0].content.add(image=b"picture")
     request.messages[0].content.add(image_url="https://example.org/a.png")
     request.messages[0].content.add(video=b"video")
@@ -78,6 +79,7 @@ async def test_options_mean_what_they_mean_over_rest(
     request.messages[0].content.add(video_frames=frames)
     events = [event async for event in ChatServiceStub(channel).Chat(request)]
     assert text_of(events) == "one "
+    assert stage.preprocess.seen[-1].max_window_size == 400
     assert events[-2].finished.stop == "STOP"
     ids = [token for event in events for token in event.delta.token_ids]
     assert len(ids) == events[-1].usage.completion_tokens

@@ -12,26 +12,20 @@ from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from redis.exceptions import RedisError
 from tokenizers import Tokenizer
 
-from services.gateway.apis import APIS
 from services.gateway.gateway import Gateway, open_gateway
 from services.gateway.timings import Timings
 from services.launcher.redis.embedded_redis import EmbeddedRedis
 from shared.errors import InvalidRequest
 from shared.queue import connect
 from shared.queue.keys import Keys
-from tests.support.gateway.marked_model import (
-    ANSWER,
-    THOUGHT,
-    WEATHER,
-    marked_tokenizer,
-    write_marked_model,
-)
+from tests.support.gateway.marked_model import ANSWER, MARKED, THOUGHT, WEATHER
 from tests.support.gateway.process import beside
 from tests.support.gateway.stage import MODEL, Stage, open_stage, until_ready
 from tests.support.network.http import plain_client
 from tests.support.network.sse import named_events
 from tests.support.pictures import data_url, png
 
+STAGED_MODEL = MARKED
 PATH = "/v1/responses"
 WORD = "w"
 OURS = {"authorization": "Bearer none"}  # the tenant of the client
@@ -40,24 +34,6 @@ TOOLS: Any = [
     {"type": "function", "name": "weather", "parameters": {"type": "object"}},
     {"type": "function", "name": "stop", "parameters": {"type": "object"}},
 ]
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return marked_tokenizer()
-
-
-@pytest.fixture
-def model_folder(tmp_path: Path, tokenizer: Tokenizer) -> Path:
-    return write_marked_model(tmp_path / MODEL, tokenizer)
-
-
-@pytest.fixture
-async def stage(
-    redis_url: str, model_folder: Path, tokenizer: Tokenizer, timings: Timings
-) -> AsyncIterator[Stage]:
-    async with open_stage(redis_url, model_folder, tokenizer, APIS, timings) as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -189,8 +165,15 @@ async def test_what_stands_beside_a_name_costs_its_request_alone(stage: Stage) -
     first = await stage.openai.responses.create(**ASKED, tools=TOOLS)
     name = json.dumps({"type": "item_reference", "id": first.output[0].id})
     deep = "[" * 900 + "]" * 900
-    for near in (deep, f'{{"content": {deep}}}', '{"role": "user", "content": "\\ud800"}'):
-        body = f'{{"model": "{MODEL}", "input": [{name}, {near}]}}'
+    said = '{{"role": "user", "content": "{}"}}'
+    for near in (
+        deep,
+        f'{{"content": {deep}}}',
+        said.format("\\ud800"),
+        said.format("\xe9"),
+        '{"type": "\xe9"}',
+    ):
+        body = f'{{"model": "{MODEL}", "input": [{name}, {near}]}}'.encode("latin-1")
         reply = await stage.http.post(PATH, content=body, headers=OURS)
         assert reply.status_code == 400, reply.text
 

@@ -57,6 +57,17 @@ async def test_infer_answers_text_parts_and_ids(stage: Stage) -> None:
     assert (spec.sampling.temperature, spec.sampling.max_tokens) == (0, 20)
 
 
+async def test_a_window_of_tokens_is_passed_on(stage: Stage) -> None:
+    body = {"inputs": INPUTS, "parameters": {"max_window_size": 300}}
+    assert (await stage.http.post("/infer", json=body)).status_code == 200
+    assert stage.preprocess.seen[-1].max_window_size == 300
+    assert (await stage.chat(max_window_size=301)).status_code == 200
+    assert stage.preprocess.seen[-1].max_window_size == 301
+    body["parameters"] = {"max_window_size": -300}
+    refused = await stage.http.post("/infer", json=body)
+    assert refused.status_code == 400 and "parameters.max_window_size" in refused.json()["error"]
+
+
 async def test_the_rest_after_every_event_at_another_gateway(stage: Stage, other: Gateway) -> None:
     ids = stage.says(ANSWER)
     body = {"inputs": INPUTS, "stream": True, "parameters": {"details": True}}

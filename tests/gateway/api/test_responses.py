@@ -2,34 +2,22 @@
 
 import base64
 import json
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import openai
 import pydantic
 import pytest
-from tokenizers import Tokenizer
 
-from services.gateway.apis import APIS
 from services.gateway.gateway import Gateway
-from services.gateway.timings import Timings
 from shared.errors import InvalidRequest
 from tests.support.gateway.forms import Acceptor
-from tests.support.gateway.marked_model import (
-    ANSWER,
-    FIRST,
-    SECOND,
-    THOUGHT,
-    WEATHER,
-    marked_tokenizer,
-    write_marked_model,
-)
-from tests.support.gateway.stage import MODEL, Stage, open_stage
+from tests.support.gateway.marked_model import ANSWER, FIRST, MARKED, SECOND, THOUGHT, WEATHER
+from tests.support.gateway.stage import MODEL, Stage
 from tests.support.network.http import plain_client
 from tests.support.network.sse import ASK_FOR_IDS, NamedEvent, named_events
 from tests.support.pictures import png
 
+STAGED_MODEL = MARKED
 PATH = "/v1/responses"
 QUESTION = "What is the weather?"
 SCHEMA: Any = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -38,25 +26,6 @@ TOOLS: Any = [
     {"type": "function", "name": "stop", "parameters": {"type": "object"}, "strict": False},
     {"type": "web_search"},
 ]
-
-
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return marked_tokenizer()
-
-
-@pytest.fixture
-def model_folder(tmp_path: Path, tokenizer: Tokenizer) -> Path:
-    return write_marked_model(tmp_path / MODEL, tokenizer)
-
-
-@pytest.fixture
-async def stage(
-    redis_url: str, model_folder: Path, tokenizer: Tokenizer, timings: Timings
-) -> AsyncIterator[Stage]:
-    async with open_stage(redis_url, model_folder, tokenizer, APIS, timings) as opened:
-        opened.says(ANSWER)
-        yield opened
 
 
 def check_output(output: Any, rid: str) -> None:

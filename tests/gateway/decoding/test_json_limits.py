@@ -46,3 +46,12 @@ def test_depth_is_found_in_slices_of_any_size(value: Any, slice_bytes: int, read
 def test_other_encodings_hide_nothing(encoding: str) -> None:
     with pytest.raises(InvalidRequest):
         decode(json.dumps({"a": [[1]]}).encode(encoding), ChatRequest)
+
+
+@pytest.mark.parametrize(
+    "field", ["tools", "response_format", "guided_json", "documents", "metadata", "unknown"]
+)
+def test_no_field_holds_bytes_that_are_no_text(field: str) -> None:
+    body = b'{"model": "m", "messages": [], "%s": [{"x": "\xff"}]}' % field.encode()
+    with pytest.raises(InvalidRequest, match="not valid JSON"):
+        decode(body, ChatRequest)

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from services.launcher.run.settings import RunSettings
 from services.launcher.settings import ChatSettings, DoctorSettings, ServeSettings
 from shared.settings import ServiceSettings, Settings
 
@@ -35,7 +36,7 @@ def test_serve_has_the_defaults_of_the_services(service: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "kind", [ServeSettings, ChatSettings, DoctorSettings, *map(settings_of, SERVICES)]
+    "kind", [ServeSettings, ChatSettings, DoctorSettings, RunSettings, *map(settings_of, SERVICES)]
 )
 def test_no_help_shows_a_value_that_only_stands_for_not_given(
     kind: type[Settings], capsys: pytest.CaptureFixture[str]

@@ -11,7 +11,13 @@ import pytest
 from transformers import AutoProcessor, AutoTokenizer
 
 from shared.errors import InvalidRequest
-from tessera.preprocess.v1.preprocess_pb2 import Conversation, Message, Part, PrepareRequest
+from tessera.preprocess.v1.preprocess_pb2 import (
+    Conversation,
+    Message,
+    Part,
+    PrepareRequest,
+    PrepareResponse,
+)
 from tests.support.preprocess.pixels import pixel_values
 from tests.support.preprocess.service import (
     PreprocessMaker,
@@ -119,6 +125,27 @@ async def test_a_prompt_with_pictures_is_taken_as_it_stands(
         assert len(spelled.media) == 1, "a placeholder among the words is none"
         with pytest.raises(InvalidRequest):
             await service.chat(turn("user", text("a")), turn("user", text("b")), as_prompt=True)
+
+
+async def test_a_text_may_mark_the_places_of_its_pictures(
+    clip_folder: Path, make_preprocess: PreprocessMaker
+) -> None:
+    processor = AutoProcessor.from_pretrained(clip_folder)
+    written = "USER: <image> and <image>?<|im_end|>"
+    expected = processor(text=written, images=[A, B], return_tensors="np")["input_ids"][0].tolist()
+    pictures = [image(file_of(A)), image(file_of(B))]
+    async with make_preprocess(clip_folder) as service:
+
+        async def asked(words: str) -> PrepareResponse:
+            turns = turn("user", *pictures, text(words))
+            return await service.chat(turns, as_prompt=True, marks_media=True)
+
+        response = await asked(written)
+        assert ids_of(response) == expected
+        assert [item.length for item in response.media] == [16, 16]
+        assert (await asked("Look!")).text == "<image><image>Look!"
+        with pytest.raises(InvalidRequest, match="1 places are written for 2 images"):
+            await asked("only <image>")
 
 
 async def test_a_picture_in_a_prompt_has_what_the_template_writes_around_it(

@@ -2,11 +2,14 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 
+from services.scheduler.core.plan import StepPlan
 from services.scheduler.core.sequence import Sequence
+from services.scheduler.decoders.link import DecoderLink
 from services.scheduler.output.choice import Choice
 from services.scheduler.output.request import Request
 from shared.text.stop_search import StopSearch, StopStrings
@@ -94,3 +97,29 @@ async def test_requests_that_move_or_go_back_are_freed(bench: Bench) -> None:
             await bench.answers(rid, 2)
         assert last.met.issuperset(rids)
         await freed()
+
+
+async def ended(decoder: ArithmeticDecoder, runs: AsyncExitStack) -> None:
+    await runs.aclose()
+
+
+async def silent(decoder: ArithmeticDecoder, runs: AsyncExitStack) -> None:
+    decoder.stalled.set()
+
+
+@pytest.mark.parametrize("lose", [ended, silent])
+async def test_the_link_of_a_lost_decoder_is_freed_with_the_plan_it_waited_for(
+    bench: Bench, lose: Callable[[ArithmeticDecoder, AsyncExitStack], Awaitable[None]]
+) -> None:
+    bench.scheduler(kept_s=0.0)
+    with without_collecting():
+        decoder, runs = await bench.decoder(0.2)
+        rid = await bench.ask(PROMPT, max_tokens=20)
+        async with asyncio.timeout(10):
+            while rid not in decoder.met or not alive(StepPlan):
+                await asyncio.sleep(0.01)
+        await lose(decoder, runs)
+        await freed(StepPlan)
+        async with asyncio.timeout(10):
+            while alive(DecoderLink).total() > (lose is silent):  # it is bound anew
+                await asyncio.sleep(0.05)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer
 
-from tests.support.gateway.stage import write_model
+from tests.support.gateway.stage import StagedModel, write_model
 from tests.support.tokenizers import byte_level_tokenizer
 
 # Two calls behind a thought and some text, as such a model writes them.
@@ -35,3 +35,6 @@ def write_marked_model(folder: Path, tokenizer: Tokenizer) -> Path:
     write_model(folder, tokenizer)
     (folder / "chat_template.jinja").write_text(_TEMPLATE)
     return folder
+
+
+MARKED = StagedModel(marked_tokenizer, write_marked_model, ANSWER)

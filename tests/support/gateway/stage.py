@@ -3,10 +3,10 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
@@ -23,7 +23,7 @@ from shared.text.text_fold import TokenBytes
 from tests.support.gateway.neighbours import PreprocessPlayer, SchedulerPlayer
 from tests.support.network.http import plain_client
 from tests.support.network.sse import ASK_FOR_IDS
-from tests.support.tokenizers import save, token_id
+from tests.support.tokenizers import byte_level_tokenizer, save, token_id
 
 MODEL = "tiny-vl"
 MAX_MODEL_LEN = 512
@@ -80,6 +80,17 @@ def write_model(folder: Path, tokenizer: Tokenizer) -> Path:
     generation = {"eos_token_id": tokenizer.token_to_id("<|im_end|>"), "top_k": 20}
     (folder / "generation_config.json").write_text(json.dumps(generation))
     return folder
+
+
+class StagedModel(NamedTuple):
+    """What a stage serves: its tokenizer, its folder, and what it says unless a test says otherwise."""
+
+    tokenizer: Callable[[], Tokenizer]
+    write: Callable[[Path, Tokenizer], Path]
+    answer: str
+
+
+PLAIN = StagedModel(byte_level_tokenizer, write_model, ANSWER)
 
 
 @contextlib.asynccontextmanager

@@ -53,11 +53,16 @@ def services_in_process(
     with (
         tempfile.TemporaryDirectory(prefix="ts-", dir="/tmp") as folder,
         start_blocking_portal() as portal,
-        portal.wrap_async_context_manager(
-            _running(model, redis_url, folder, mindie_shm, gateway)
-        ) as addresses,
+        contextlib.ExitStack() as stack,
     ):
-        yield addresses
+        running = _running(model, redis_url, folder, mindie_shm, gateway)
+        addresses = stack.enter_context(portal.wrap_async_context_manager(running))
+        try:
+            yield addresses
+        finally:
+            # Behind a test that fails too: its error would cancel services in the middle of their work, some of which
+            # then wait for others that are gone.
+            stack.close()
 
 
 @contextlib.asynccontextmanager

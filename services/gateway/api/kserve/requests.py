@@ -17,6 +17,7 @@ from services.gateway.reading.options import GenerationOptions
 from services.gateway.reading.prompt_parts import image_part, parts_prompt, read_prompt
 from services.gateway.reading.unsupported import unsupported
 from services.gateway.reading.valid_request import ValidRequest
+from shared.errors import InvalidRequest
 from tessera.preprocess.v1.preprocess_pb2 import Part
 from tessera.scheduler.v1.queue_pb2 import ReplyKind
 
@@ -63,10 +64,18 @@ class Given:
 
     def add_json(self, written: str | None, field: str) -> None:
         """Those of a JSON object in a string. Raises InvalidRequest naming `field`, or what is wrong in it."""
-        if written:
-            names = {name: f"{field}.{name}" for name in Parameters.__struct_fields__}
+        if not written:
+            return
+        names = {name: f"{field}.{name}" for name in Parameters.__struct_fields__}
+        try:
             with fields_named(names):
-                self.add(decode(written.encode(), Parameters), f"{field}.")
+                found = decode(written.encode(), Parameters)
+        except InvalidRequest as error:
+            if "field" in error.metadata:
+                raise
+            what = error.message.removeprefix("the body ")
+            raise wrong(field, what, error.reason) from None
+        self.add(found, f"{field}.")
 
     def value(self, name: str) -> Any:
         """One of them; None if it was not given."""

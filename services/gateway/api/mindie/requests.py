@@ -17,6 +17,7 @@ _DEFAULT_NEW_TOKENS = 20
 _SAME = (
     "temperature", "top_k", "top_p", "seed", "repetition_penalty", "presence_penalty", "frequency_penalty", "stop",
     "stop_token_ids", "include_stop_str_in_output", "skip_special_tokens", "ignore_eos", "priority", "timeout",
+    "max_window_size",
 )  # fmt: skip
 _NAMES: Mapping[str, str] = {
     "max_tokens": "parameters.max_new_tokens",

@@ -25,6 +25,7 @@ class Parameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ignore_eos: bool | None = None
     priority: Whole | None = None
     timeout: float | None = None
+    max_window_size: Whole | None = None
     details: bool | None = None
     # Of the batch that MindIE makes, and of measurements. Without effect.
     batch_size: Whole | None = None

@@ -7,14 +7,18 @@ from services.gateway.admission.caller import Caller
 from services.gateway.admission.request_options import RequestOptions
 from services.gateway.api.generating import Generating
 from services.gateway.api.openai.message_replies import reply_writers
-from services.gateway.api.openai.requests import media_urls, read_chat, read_completions
+from services.gateway.api.openai.requests import (
+    completion_media_urls,
+    media_urls,
+    read_chat,
+    read_completions,
+)
 from services.gateway.api.openai.schema import ChatRequest, CompletionRequest
 from services.gateway.api.openai.whole import whole
-from services.gateway.decoding.decode import decode
 from services.gateway.following.answer import Answer
 from services.gateway.http.exchange import Exchange
 from services.gateway.http.streams import write_stream
-from services.gateway.reading.data_urls import DecodedBody, InlineMedia, decode_with_media
+from services.gateway.reading.data_urls import decode_with_media
 from services.gateway.reading.valid_request import ValidRequest
 from shared.net import tasks
 
@@ -47,8 +51,10 @@ class Completions:
     def _read_completions(
         self, exchange: Exchange, body: bytes
     ) -> tuple[list[ValidRequest], RequestOptions]:
-        decoded = DecodedBody(decode(body, CompletionRequest), body, InlineMedia())
+        decoded = decode_with_media(body, CompletionRequest, completion_media_urls)
         requests = read_completions(decoded.content, self._generating.model)
+        if decoded.media.pieces:  # they are those of the one prompt
+            requests = [replace(request, inline_media=decoded.media) for request in requests]
         return requests, self._generating.read_options(exchange, decoded)
 
 

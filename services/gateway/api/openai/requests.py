@@ -38,6 +38,7 @@ from services.gateway.reading.generation import (
     text_prompt,
 )
 from services.gateway.reading.logprob_fields import chat_logprobs, completion_logprobs
+from services.gateway.reading.prompt_parts import marked_prompt
 from services.gateway.reading.unsupported import is_off, unsupported
 from services.gateway.reading.valid_request import ValidRequest
 from shared.artifacts.mindie_shm import LARGEST_CODE, NAMES_FIELD
@@ -94,6 +95,12 @@ def media_urls(body: HasMessages) -> Iterator[str]:
                 url = value.url if isinstance(value, MediaUrl) else value
                 if url is not None:
                     yield url
+
+
+def completion_media_urls(body: CompletionRequest) -> Iterator[str]:
+    """The URLs that media of a completion's prompt are read from."""
+    if body.multi_modal_data is not None:
+        yield from (url for _, _, url in body.multi_modal_data.listed())
 
 
 def read_conversation(body: ChatRequest | TokenizeRequest, tools: Tools) -> PrepareRequest:
@@ -172,6 +179,10 @@ def _template_kwargs(raw: msgspec.Raw) -> str:
 
 def _prompts(body: CompletionRequest, model: ServedModel) -> list[Prompt]:
     prompt = body.prompt
+    if body.multi_modal_data is not None:
+        if not isinstance(prompt, str):
+            raise wrong("multi_modal_data", "is for one prompt that is a text")
+        return [marked_prompt(prompt, body.multi_modal_data, "multi_modal_data", model)]
     if prompt is None:
         raise wrong(
             "prompt",

@@ -12,6 +12,7 @@ import msgspec
 from services.gateway.decoding.decode import Whole
 from services.gateway.reading.calls.tools import ToolFields
 from services.gateway.reading.options import GenerationOptions
+from services.gateway.reading.prompt_parts import MediaData
 
 _NONE = msgspec.Raw()
 
@@ -91,6 +92,8 @@ class CompletionRequest(GenerationOptions, kw_only=True):
 
     # A text, token ids, several texts, or several lists of ids.
     prompt: str | list[str | Whole | list[Whole]] | None = None
+    # vLLM's, of offline use: the images and videos of one prompt that is a text.
+    multi_modal_data: MediaData | None = None
     logprobs: Whole | None = None
     top_logprobs: Whole | None = None
     # MindIE-LLM's: a list of blocks of shared memory, removed once the prompt that names them is prepared.
@@ -106,6 +109,7 @@ class TokenizeRequest(ToolFields, kw_only=True, forbid_unknown_fields=True):
     chat_template_kwargs: msgspec.Raw = _NONE
     add_generation_prompt: bool | None = None
     add_special_tokens: bool | None = None
+    max_window_size: Whole | None = None
     return_token_strs: bool | None = None
     # MindIE-LLM's: pictures are written to shared memory, and the names of their blocks appended to this list.
     shm_name_save_path: str | None = None

@@ -23,7 +23,7 @@ from services.gateway.http.exchange import BodyLimits, Exchange
 from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.calls.tools import read_tools, refuse_tools
 from services.gateway.reading.data_urls import serialized
-from services.gateway.reading.generation import check_model
+from services.gateway.reading.generation import check_model, read_window
 from services.gateway.reading.short_prompts import is_short
 from services.gateway.reading.unsupported import is_off, refuse_unsupported
 from services.gateway.slices import Slices
@@ -96,6 +96,8 @@ class Tokenizing:
         prepare.shm_name_save_path = text(NAMES_FIELD, content.shm_name_save_path, _LONGEST_PATH)
         if content.add_special_tokens is not None:
             prepare.add_special_tokens = content.add_special_tokens
+        if (window := read_window(content.max_window_size)) is not None:
+            prepare.max_window_size = window
         return _Asked(prepare, is_short(prepare), content.return_token_strs is True)
 
     def _read_detokenize(self, body: bytes) -> list[int]:

@@ -47,7 +47,7 @@ def _read(given: bytes) -> tuple[list[msgspec.Raw], dict[int, Any]]:
         items = msgspec.json.decode(given, type=list[msgspec.Raw])
         at_most("input", len(items), MOST_MESSAGES)
         read = [msgspec.json.decode(item, type=_Reference) for item in items]
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return [], {}
     return items, {index: item.id for index, item in enumerate(read) if item.type == _TYPE}
 

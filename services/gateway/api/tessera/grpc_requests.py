@@ -99,6 +99,7 @@ def read_options(
         stop_token_ids=_listed("stop_token_ids", options.stop_token_ids),
         include_stop_str_in_output=options.include_stop_str_in_output,
         truncate_prompt_tokens=_given(options, "truncate_prompt_tokens"),
+        max_window_size=_given(options, "max_window_size"),
         seed=_given(options, "seed"),
         temperature=_given(options, "temperature"),
         top_p=_given(options, "top_p"),

@@ -51,7 +51,8 @@ def _arguments(given: str) -> Any:
         return {}
     try:
         value = json.loads(given, parse_constant=_refuse)
-        json.dumps(value, allow_nan=False)
+        # Not a number beyond all bounds, nor half of a surrogate pair.
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):
         return given
     return value if isinstance(value, dict) else given

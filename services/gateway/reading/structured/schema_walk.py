@@ -13,6 +13,7 @@ _ONE = (
 )  # fmt: skip
 _LISTS = ("prefixItems", "items", "allOf", "anyOf", "oneOf")
 _MAPS = ("properties", "patternProperties", "dependentSchemas")
+_INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
 _PLAIN_NAME = re.compile(r"[A-Za-z_$][\w$-]*")
 
 
@@ -56,7 +57,7 @@ def target(root: Node, reference: Any) -> tuple[str, Any] | None:
         inner: Any = value
         if isinstance(inner, dict) and name in inner:
             place, value = place + _step(name), inner[name]
-        elif isinstance(inner, list) and name.isdecimal() and int(name) < len(inner):
+        elif isinstance(inner, list) and _INDEX.fullmatch(name) and int(name) < len(inner):
             place, value = f"{place}[{name}]", inner[int(name)]
         else:
             return None

@@ -131,6 +131,12 @@ async def test_an_error_names_the_field_and_the_place_within_it(grammars: Gramma
         )
 
 
+async def test_a_reference_to_an_entry_beyond_all_lists_is_named(grammars: Grammars) -> None:
+    schema = {"$ref": "#/anyOf/" + "9" * 5000, "anyOf": [{}]}
+    with pytest.raises(InvalidRequest, match="array index"):
+        await grammars.compile_for(asking("json", schema))
+
+
 async def test_what_is_known_is_not_compiled_again() -> None:
     with contextlib.closing(Grammars(model())) as grammars:
         first = asking("json", FINE)

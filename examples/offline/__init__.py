@@ -1,0 +1,1 @@
+"""Programs that ask a model without a server."""

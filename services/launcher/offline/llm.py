@@ -1,0 +1,132 @@
+"""`LLM`: a model in a Python program, without a server to start or a client to write."""
+
+import itertools
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from services.launcher.offline.engine_process import EngineProcess
+from services.launcher.offline.loop_thread import LoopThread
+from services.launcher.offline.outputs import RequestOutput
+from services.launcher.offline.progress import progress
+from services.launcher.offline.prompts import Prompt, is_ids, read_conversation, read_prompt
+from services.launcher.offline.sampling_params import SamplingParams
+from shared.net import tasks
+
+_Params = SamplingParams | Sequence[SamplingParams] | None
+
+
+class LLM:
+    """A model and all that serves it, as child processes of this one. They end with `close`, with the block of a `with`
+    statement, and with the program.
+    """
+
+    def __init__(self, model: str | Path | None = None, **flags: Any) -> None:
+        """`model`: a checkpoint folder or a name on the hub; the demo model unless given. `flags` are those of
+        `tessera serve`, such as `max_model_len=4096`. Returns when the model is ready.
+
+        Raises TypeError or ValueError for wrong flags, EngineFailed where the model cannot be served.
+        """
+        self._engine = EngineProcess(model, flags)
+        self._close = weakref.finalize(self, self._engine.stop)
+        self._loop = LoopThread()
+        self._requests = self._engine.requests()
+        self._numbers = itertools.count()
+        try:
+            self._engine.wait_ready()
+        except BaseException:
+            self.close()
+            raise
+
+    def generate(
+        self, prompts: Any, sampling_params: _Params = None, *, use_tqdm: bool = True
+    ) -> list[RequestOutput]:
+        """The answers to one prompt or several, in their order. A prompt is a text, a list of token ids, or a dict of
+        `prompt` (or `prompt_token_ids`) and `multi_modal_data`: `{"image": ...}`, one or a list of paths, URLs, bytes
+        of files or PIL images; `video` likewise. `sampling_params`: for all, or one for each; None takes the model's
+        own defaults and 16 tokens. `use_tqdm` shows on a terminal how many are answered.
+
+        Raises RequestRefused for the first prompt that cannot be answered; the others are then cancelled.
+        """
+        is_one = isinstance(prompts, (str, Mapping)) or is_ids(prompts)
+        listed = [prompts] if is_one else list(prompts)
+        return self._run([read_prompt(prompt) for prompt in listed], sampling_params, use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Any],
+        sampling_params: _Params = None,
+        *,
+        use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        max_window_size: int | None = None,
+    ) -> list[RequestOutput]:
+        """The answers to a conversation, or to each of a list of conversations. Messages are OpenAI's; a part may also
+        be `{"image": ...}` or `{"video": ...}`, with what `generate` takes for one, and `{"text": ...}`. `tools` are
+        shown to the model, and its calls are text. `max_window_size`: the newest turns are kept that fit.
+
+        Raises as `generate` does.
+        """
+        is_one = not messages or isinstance(messages[0], Mapping)
+        conversations = [messages] if is_one else messages
+        options = {
+            "add_generation_prompt": add_generation_prompt and not continue_final_message,
+            "continue_final_message": continue_final_message,
+            "tools": list(tools) if tools else None,
+            "tool_choice": "none" if tools else None,
+            "chat_template_kwargs": chat_template_kwargs,
+            "max_window_size": max_window_size,
+        }
+        prompts = [read_conversation(conversation, **options) for conversation in conversations]
+        return self._run(prompts, sampling_params, use_tqdm)
+
+    @property
+    def pid(self) -> int:
+        """The process id of the launcher, whose children the services are."""
+        return self._engine.pid
+
+    def close(self) -> None:
+        """Ends all processes. Nothing can be asked any more."""
+        self._loop.close(self._requests.close)
+        self._close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _run(
+        self, prompts: Sequence[Prompt], params: _Params, use_tqdm: bool
+    ) -> list[RequestOutput]:
+        if not self._close.alive:
+            raise RuntimeError("this LLM is closed")
+        if params is None or isinstance(params, SamplingParams):
+            listed: Sequence[SamplingParams | None] = [params] * len(prompts)
+        else:
+            listed = params
+        if len(listed) != len(prompts):
+            raise ValueError(
+                f"sampling_params must be one for all, or one for each of {len(prompts)} prompts, not {len(listed)}"
+            )
+
+        async def answer(prompt: Prompt, one: SamplingParams | None) -> RequestOutput:
+            output = await self._requests.whole(str(next(self._numbers)), prompt, one)
+            answered()
+            return output
+
+        async def answer_all() -> list[RequestOutput]:
+            return await tasks.together(map(answer, prompts, listed))
+
+        with progress(len(prompts), wanted=use_tqdm) as answered:
+            return self._loop.run(answer_all())

@@ -1,0 +1,1 @@
+"""`tessera run`: pictures in files to answers in a file, in batches."""
