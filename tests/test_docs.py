@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import model_table
+from tests.support import api_tables, model_table
 
 ROOT = Path(__file__).parents[1]
 EXCERPT = re.compile(r"```python\n# (services/\S+\.py)\n(.*?)```", re.DOTALL)
@@ -61,3 +61,9 @@ def test_excerpts_stand_in_the_files_they_name(name: str) -> None:
 def test_the_table_of_models_is_that_of_the_records() -> None:
     hint = "run python -m tests.support.model_table"
     assert model_table.FILE.read_text(encoding="utf-8") == model_table.table(), hint
+
+
+def test_tables_of_fields_are_those_of_their_types() -> None:
+    text = api_tables.FILE.read_text(encoding="utf-8")
+    assert text.count("<!-- fields of ") == text.count("<!-- end -->") > 0
+    assert api_tables.written(text) == text, "run python -m tests.support.api_tables"

@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from services.gateway.admission.api_keys import ApiKeys
 from services.gateway.api.missing_routes import no_route
 from services.gateway.api.parts import Api, Parts
+from services.gateway.api.tessera.description.endpoint import DescriptionEndpoint
 from services.gateway.api.tessera.grpc_limits import CallLimits
 from services.gateway.body_budget import BodyBudget
 from services.gateway.http.app import App
 from services.gateway.http.connection.protocol import HttpLimits
 from services.gateway.http.cross_origin import CrossOrigin
+from services.gateway.http.endpoint import Endpoint
 from services.gateway.http.hosts import Hosts
 from services.gateway.http.open_files import connections_within_limits
 from services.gateway.open_parts import message_limit
@@ -57,9 +59,11 @@ def make_grpc_server(
 
 
 def make_app(settings: GatewaySettings, parts: Parts, apis: Sequence[Api]) -> App:
-    """The application over the endpoints of `apis`."""
+    """The application over the endpoints of `apis`, and one that describes them."""
+    endpoints: list[Endpoint] = [api.make_endpoint(parts) for api in apis]
+    endpoints.append(DescriptionEndpoint(endpoints, has_keys=bool(settings.api_keys)))
     return App(
-        [api.make_endpoint(parts) for api in apis],
+        endpoints,
         parts.api_keys,
         CrossOrigin(settings.web_origins),
         Hosts(settings.host, has_keys=bool(settings.api_keys), allowed=settings.hosts),

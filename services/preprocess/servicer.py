@@ -9,10 +9,10 @@ from typing import Any
 import grpc.aio
 import structlog
 
-from services.preprocess.items.intake import MediaIntake, TakenMedia
+from services.preprocess.items.intake import USUAL, Handling, MediaIntake, TakenMedia
 from services.preprocess.media.fitted_picture import Square
 from services.preprocess.mindie.pictures import SharedPictures
-from services.preprocess.prompt import conversation
+from services.preprocess.prompt import conversation, item_options
 from services.preprocess.prompt.builder import Draft, Prompt, PromptBuilder
 from services.preprocess.prompt.history import History
 from services.preprocess.prompt.item_limits import ItemLimits
@@ -23,7 +23,7 @@ from shared.artifacts.mindie_shm import NAMES_FIELD
 from shared.artifacts.small_tensor import small_tensor
 from shared.errors import InvalidRequest, Precondition
 from shared.net import tasks
-from shared.prompts.modality import IMAGE, NAMES, require_taken
+from shared.prompts.modality import IMAGE, NAMES, VIDEO, require_taken
 from shared.telemetry import request_names
 from shared.telemetry.logs import Stopwatch
 from tessera.common.v1.media_pb2 import (
@@ -130,7 +130,10 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
         media = self._media_of(request)
         work: list[Coroutine[Any, Any, Any]] = [self._draft(request)]
         square = self._square(media)
-        work += [self._take(modality, item, request.tenant, square) for modality, item in media]
+        work += [
+            self._take(modality, item, request.tenant, square, how)
+            for (modality, item), how in zip(media, self._ways(request, media), strict=True)
+        ]
         (draft, tokenize_us), *images = await tasks.together(work)
         return draft, images, tokenize_us
 
@@ -141,6 +144,9 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
         self._check_shared(request)
         watch = Stopwatch()
         media = conversation.media(request.conversation)
+        # Without an intake `_checked` refuses the first item.
+        everything = [(conversation.modality_of(item), item) for item in media]
+        ways = self._ways(request, everything) if self._intake else ()
         taken: dict[tuple[int, Square | None], TakenMedia] = {}
 
         async def take(numbers: Sequence[int]) -> list[TakenMedia]:
@@ -151,7 +157,9 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
                 for number, one in zip(numbers, found, strict=True)
                 if (number, square) not in taken
             ]
-            work = [self._take(*one, request.tenant, square) for _, one in missing]
+            work = [
+                self._take(*one, request.tenant, square, ways[number]) for number, one in missing
+            ]
             for (number, _), image in zip(missing, await tasks.together(work), strict=True):
                 taken[number, square] = image
             return [taken[number, square] for number in numbers]
@@ -183,7 +191,9 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
         for modality, item in found:
             field = item.field or NAMES[modality]
             require_taken(modality, self._builder.limits, self._model_name, field)
-            if isinstance(item, Video):
+            if isinstance(item, Video) and (
+                _has_source(item) or not request.conversation.item_names
+            ):
                 self._check_video(item, field)
         self._limits.check((modality, item.field) for modality, item in found)
         return found
@@ -203,6 +213,35 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
             raise _no_truncation("pictures in shared memory")
         if request.shm_name_save_path:
             self._shared_pictures.check_list(request.shm_name_save_path)
+
+    def _ways(
+        self, request: PrepareRequest, media: Sequence[tuple[Modality.ValueType, Media | Video]]
+    ) -> list[Handling]:
+        """How each item is to be handled. Raises InvalidRequest."""
+        if not media:
+            return []
+        names = list(request.conversation.item_names) or [""] * len(media)
+        if len(names) != len(media):
+            raise InvalidRequest(
+                "BAD_NAMES",
+                f"{len(names)} names are given for {len(media)} media",
+                field="messages",
+            )
+        if not request.HasField("media_options"):
+            return [Handling(name=name) if name else USUAL for name in names]
+        given = item_options.processor_options(request.media_options)
+        frames = item_options.frame_options(request.media_options)
+        options = {
+            modality: self._builder.options(given, modality) if given else {}
+            for modality, _ in media
+        }
+        assert self._intake is not None
+        usual = self._intake.frame_selection
+        selection = item_options.selection(usual, frames, self._max_frames) if frames else None
+        return [
+            Handling(options[modality], selection if modality == VIDEO else None, name)
+            for (modality, _), name in zip(media, names, strict=True)
+        ]
 
     async def _take_shared(self, draft: Draft, tenant: str) -> list[TakenMedia]:
         shared = self._shared_pictures
@@ -251,11 +290,16 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
         media: Media | Video,
         tenant: str,
         square: Square | None,
+        how: Handling,
     ) -> TakenMedia:
         assert self._intake is not None
         if isinstance(media, Video):
-            return await self._intake.take_video(media, tenant)
-        return await self._intake.take(media, modality, tenant, square)
+            return await self._intake.take_video(media, tenant, how)
+        return await self._intake.take(media, modality, tenant, square, how)
+
+
+def _has_source(video: Video) -> bool:
+    return bool(video.frames) or video.HasField("file")
 
 
 def _no_truncation(what: str) -> InvalidRequest:

@@ -38,18 +38,37 @@ def calls_form(row: OutputFormat, schemas: Mapping[str, Any], *, single: bool) -
     return several
 
 
-def behind_reasoning(form: Form, reasoning: ReasoningFormat, *, in_reasoning: bool) -> Form:
-    """The same behind what the model thinks: it must come to its end where the prompt has opened it, else it may be
-    left out.
+def behind_reasoning(
+    form: Form, reasoning: ReasoningFormat, *, in_reasoning: bool, most: int | None = None
+) -> Form:
+    """The same behind what the model thinks, of at most so many tokens: it must come to its end where the prompt has
+    opened it, else it may be left out. A bound needs markers that are tokens.
     """
     thought = {
         "type": "tag",
         "begin": "" if in_reasoning else reasoning.open,
-        "content": _TEXT,
+        "content": _TEXT if most is None else _tokens_but(reasoning.close, most),
         "end": reasoning.close,
     }
     behind = _sequence(thought, _const("\n\n"))
     return _sequence(behind if in_reasoning else _maybe(behind), form)
+
+
+def bounded_reasoning(reasoning: ReasoningFormat, most: int, *, in_reasoning: bool) -> Form:
+    """Any answer in which the model thinks at most so many tokens, once, and at its beginning. Its markers are
+    tokens.
+    """
+    thought = {
+        "type": "tag",
+        "begin": "" if in_reasoning else reasoning.open,
+        "content": _tokens_but(reasoning.close, most),
+        "end": reasoning.close,
+    }
+    return _sequence(thought if in_reasoning else _maybe(thought), _tokens_but(reasoning.open))
+
+
+def _tokens_but(marker: str, most: int | None = None) -> Form:
+    return {"type": "any_tokens", "excludes": [marker], "max_tokens": most}
 
 
 def _call(row: OutputFormat, name: str, schema: Any) -> Form:

@@ -54,6 +54,7 @@
     t:{m}:responses:open          zset    rid -> since when (ms) it has no response yet
     t:media:{<digest>}            list    raw media in pieces of 1 MiB (shared/queue/media_store.py)
     t:{media}:expiry|sizes|total          what the media store holds in all
+    t:media-name:{<digest>}       str     the digest of the media that a tenant has named (likewise)
 
 A request has an owner exactly while its state is `running`. The field `owner` is the only fence: every script that
 writes for a request compares it. All times are Redis TIME, never a service's clock.

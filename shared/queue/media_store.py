@@ -1,6 +1,8 @@
 """Raw media bytes in Redis, by the digest of their content, so that no crash of a process loses a request's images.
 
     t:media:{<digest>}     list   the bytes in pieces of 1 MiB; expires 15 minutes after its last renewal
+    t:media-name:{<digest of tenant and name>}
+                           str    the digest of the bytes that a tenant has given a name; expires likewise
     t:{media}:expiry       zset   digest -> when it stops being counted (ms, Redis TIME)
     t:{media}:sizes        hash   digest -> bytes
     t:{media}:total        str    sum of the sizes
@@ -130,6 +132,33 @@ class MediaStore:
             await self._scripts.call("media_renew", TTL_MS + _COUNTED_LONGER_MS, *alive)
         return [digest for digest, found in zip(wanted, there, strict=True) if not found]
 
+    async def name(self, tenant: str, name: str, digest: bytes) -> None:
+        """Lets a tenant refer to bytes that are stored by a name of its own, for as long as they are kept unless
+        they are renewed. Raises Unavailable when Redis is away.
+        """
+        try:
+            await self._redis.set(_name_key(tenant, name), digest, px=TTL_MS)
+        except RedisError as error:
+            raise Unavailable("REDIS_UNAVAILABLE", f"Redis: {error}") from error
+
+    async def named(self, tenant: str, name: str) -> bytes | None:
+        """The bytes of a name; None where the tenant has stored none under it, or they have expired. Raises Unavailable
+        when Redis is away.
+        """
+        try:
+            digest = cast(bytes | None, await self._redis.get(_name_key(tenant, name)))
+            pieces = (
+                cast(list[bytes], await self._redis.lrange(_key(digest), 0, -1)) if digest else []
+            )
+        except RedisError as error:
+            raise Unavailable("REDIS_UNAVAILABLE", f"Redis: {error}") from error
+        return b"".join(pieces) or None
+
 
 def _key(digest: bytes) -> str:
     return f"t:media:{{{digest.hex()}}}"
+
+
+def _name_key(tenant: str, name: str) -> str:
+    joined = f"{len(tenant)}:{tenant}{name}".encode()
+    return f"t:media-name:{{{hashlib.blake2b(joined, digest_size=DIGEST_BYTES).hexdigest()}}}"

@@ -86,6 +86,13 @@ def test_a_model_calls_a_tool_and_gets_what_it_gave(tmp_path: Path, redis_url: s
         [call] = message.tool_calls
         assert call.function.name == "get_weather"
         assert json.loads(call.function.arguments) == {"city": "Łódź"}
+        # With no room for a thought its end comes at once, and the call behind it all the same.
+        at_once: Any = client.chat.completions.create(
+            **asked, max_tokens=20, extra_body={"thinking_token_budget": 0}
+        )
+        assert "reasoning_content" not in at_once.choices[0].message.model_dump()
+        assert at_once.usage.completion_tokens_details.reasoning_tokens == 2  # the markers
+        assert at_once.choices[0].message.tool_calls[0].function == call.function
         with client.chat.completions.stream(**asked, max_tokens=20) as stream:
             streamed = stream.get_final_completion().choices[0]
         assert streamed.finish_reason == "tool_calls"

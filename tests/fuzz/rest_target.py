@@ -25,6 +25,7 @@ _OTHERS = [
     ("GET", "/v1/requests/r_a_b"), ("DELETE", "/v1/requests/%00"), ("GET", "/v1/requests/x/stream"),
     ("GET", "/v1/chat/completions"), ("OPTIONS", "/v1/completions"), ("HEAD", "/"), ("PUT", "/x"), ("GET", "/load"),
     ("GET", "/../../etc/passwd"), ("GET", "/%ff%fe"), ("GET", "//"), ("BREW", "/v1/models"), ("GET", "/tokenizer_info"),
+    ("GET", "/openapi.json"), ("GET", "/docs?x"),
     ("GET", "/v1/responses/x"), ("DELETE", "/v1/responses/%00"), ("GET", "/v1/responses/x/input_items?limit=-1"),
     ("POST", "/v1/responses/x/cancel"), ("GET", "/v1/responses/x?stream=true&starting_after=x"),
     ("GET", "/v1/models/"), ("PATCH", "/v1/batches/x/cancel"),

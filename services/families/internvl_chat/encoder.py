@@ -13,7 +13,7 @@ from services.families.internvl_chat.tower import InternViTTower, internvl_modul
 from services.families.internvl_chat.vision_config import InternViTConfig
 from services.vision_encoder import weights
 from services.vision_encoder.towers import pixel_values
-from services.vision_encoder.towers.encoder import Item
+from services.vision_encoder.towers.encoder import BadPixels, Item
 from services.vision_encoder.towers.native_encoder import SizedEncoder
 from shared.checkpoint.folder import Checkpoint
 
@@ -42,6 +42,19 @@ class InternVLEncoder(SizedEncoder):
 
     def _shape(self, width: int, height: int) -> tuple[int, ...]:
         return self._tiling.tiles(width, height), *self._tile
+
+    def cost(self, item: Item) -> int:
+        """Patches of all tiles, of which a request may ask for fewer than the picture's size does. Raises BadPixels for
+        other shapes.
+        """
+        columns, rows = self._tiling.largest()
+        most = columns * rows + (columns * rows > 1)
+        count, *tile = item.pixels.shape
+        if tuple(tile) != self._tile or not 1 <= count <= most:
+            raise BadPixels(
+                f"pixel values are {list(item.pixels.shape)}; up to {most} tiles of {list(self._tile)} are taken"
+            )
+        return int(count) * self._patches
 
     def _rows(self, items: Sequence[Item]) -> list[torch.Tensor]:
         rows = self._tower(pixel_values.squares(items, self._device))

@@ -34,7 +34,7 @@ _INSTEAD: Mapping[str, Sequence[str]] = {
         "/reset_prefix_cache",
     ),
     "close the connection, or send DELETE /v1/requests/{id}": ("/stopInfer",),
-    "this server describes its API in no form for machines": ("/openapi.json", "/docs", "/redoc"),
+    "/docs shows this server's API, and /openapi.json has it in a form for machines": ("/redoc",),
     "a server has one model from its start to its end, which /api/tags names": (
         "/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete", "/api/blobs",
     ),

@@ -10,3 +10,5 @@ LONGEST_TOOLS = 524_288  # bytes as JSON
 LONGEST_TOOL_NAME = 256  # characters
 LONGEST_DOCUMENTS = 1_048_576  # bytes as JSON
 MOST_CALLS = 256  # of one message
+LONGEST_MEDIA_OPTIONS = 16_384  # bytes as JSON, of each field
+LONGEST_UUID = 256  # characters

@@ -1,7 +1,7 @@
 """What one API consists of: its routes, its form of errors, and its forms of replies."""
 
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import msgspec
@@ -33,6 +33,8 @@ class Route:
     generates: bool = False
     # Whether probes call it by address, whatever names the server has.
     is_probe: bool = False
+    # Parameters of its query by name, with what they are.
+    query: Mapping[str, str] = field(default_factory=dict)
     # The field of a body that says that it is meant, where several APIs have its method and path.
     known_by: str = ""
 

@@ -31,10 +31,10 @@ class OutputForms:
         calls: OutputFormat | None = None,
         reasoning: ReasoningFormat | None = None,
     ) -> None:
-        """`added`: the tokenizer's added tokens, `special` those of them that are special."""
+        """`added`: the ids of the tokenizer's added tokens by their text, `special` those of them that are special."""
         self.calls = calls
         self.reasoning = reasoning
-        self._added = added
+        self.added = added
         self._special = special
         self._known: dict[tuple[str, str], Form] = {}
 
@@ -67,4 +67,4 @@ class OutputForms:
         markers = calls.markers() if calls is not None else ()
         if reasoning is not None:
             markers += (reasoning.open, reasoning.close)
-        return Form(calls, reasoning, TokenMarkers(self._added, markers), self._special)
+        return Form(calls, reasoning, TokenMarkers(self.added, markers), self._special)

@@ -11,11 +11,12 @@ from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.constraint import Constraint
 from services.gateway.reading.conversation import TEMPLATE_TOKENS, conversation_bound
 from services.gateway.reading.logprob_fields import Logprobs, read_logprobs
+from services.gateway.reading.media_options import read_media_options
 from services.gateway.reading.options import GenerationOptions, StreamOptions
 from services.gateway.reading.sampling.sampling import read_sampling, scores_prompt_only
 from services.gateway.reading.short_prompts import is_short
 from services.gateway.reading.structured.spellings import read_constraint
-from services.gateway.reading.unsupported import refuse_unsupported
+from services.gateway.reading.unsupported import refuse_unsupported, unsupported
 from services.gateway.reading.valid_request import ValidRequest
 from shared.queue.token_log import encode_tokens, stride
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest
@@ -87,12 +88,15 @@ def read_generation(
     Raises InvalidRequest naming the field, or NotFound.
     """
     refuse_unsupported(options)
+    if options.thinking_token_budget is not None and not _is_chat(prompt.prepare):
+        raise unsupported("thinking_token_budget", "is for chats: leave it out")
     check_model(options.model, model)
     model.require(Task.GENERATE)
     if options.stream_options is not None and not options.stream:
         raise wrong("stream_options", "is only allowed when stream is true")
     logprobs = read_logprobs(options, output_logprobs, model.max_logprobs)
     sampling = read_sampling(options, model, logprobs)
+    read_media_options(options, prompt.prepare)
     keep = _read_truncation(options, prompt.prepare, sampling.max_tokens, model)
     prepare = _limited(options, prompt.prepare, keep, model)
     return ValidRequest(
@@ -136,8 +140,7 @@ def _reply_format(
     events = options.stream_options or _NO_STREAM_OPTIONS
     echo = options.echo is True
     # Who wants to see control tokens wants the text as it is; and a completion is not a chat's reply.
-    is_chat = prompt.prepare.HasField("conversation") and not prompt.prepare.conversation.as_prompt
-    is_raw = options.skip_special_tokens is False or not is_chat
+    is_raw = options.skip_special_tokens is False or not _is_chat(prompt.prepare)
     return ReplyFormat(
         kind=kind,
         echo=echo,
@@ -151,6 +154,10 @@ def _reply_format(
         prompt_logprobs=logprobs.shown,
         clean_up=() if is_raw else model.clean_up,
     )
+
+
+def _is_chat(prepare: PrepareRequest) -> bool:
+    return prepare.HasField("conversation") and not prepare.conversation.as_prompt
 
 
 def _read_truncation(

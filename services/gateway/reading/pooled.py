@@ -1,10 +1,11 @@
 """Prompts that become vectors: their options, and validated requests."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
+from services.gateway.decoding.about import about
 from services.gateway.decoding.bounds import at_most, whole, wrong
 from services.gateway.decoding.decode import Whole
 from services.gateway.model.pooled_model import PooledModel
@@ -35,14 +36,22 @@ Inputs = str | list[str | Whole | list[Whole]]
 class PooledFields(msgspec.Struct, kw_only=True):
     """What the bodies of all APIs may say of prompts that become vectors."""
 
-    model: str | None = None
-    user: str | None = None
-    truncate_prompt_tokens: Whole | None = None
-    add_special_tokens: bool | None = None
-    priority: Whole | None = None
-    service_tier: str | None = None
-    timeout: float | None = None
-    cache_salt: str | None = None
+    model: Annotated[str | None, about("the served name")] = None
+    user: Annotated[
+        str | None, about("up to 512 characters: the tenant, where no API key is checked")
+    ] = None
+    truncate_prompt_tokens: Annotated[
+        Whole | None, about("keeps so many tokens of a text's beginning; -1 what the model takes")
+    ] = None
+    add_special_tokens: Annotated[
+        bool | None, about("whether the tokenizer's own tokens go around a text")
+    ] = None
+    priority: Annotated[Whole | None, about("-1000 to 1000, lower goes first")] = None
+    service_tier: Annotated[str | None, about("`flex` waits behind all that is not")] = None
+    timeout: Annotated[float | None, about("seconds from arrival to the end")] = None
+    cache_salt: Annotated[
+        str | None, about("only requests with an equal one share computed prefixes")
+    ] = None
 
     def options(self) -> GenerationOptions:
         """Those of the request that do not shape its answer."""

@@ -1,9 +1,11 @@
 """Prompts that are a text, or texts with media between them, whichever API they came by."""
 
 from collections.abc import Iterator, Sequence
+from typing import Annotated
 
 import msgspec
 
+from services.gateway.decoding.about import about
 from services.gateway.decoding.bounds import at_most, wrong
 from services.gateway.decoding.list_limits import MOST_PARTS
 from services.gateway.model.served_model import ServedModel
@@ -11,6 +13,8 @@ from services.gateway.reading.generation import Prompt, conversation_prompt, tex
 from services.gateway.reading.media import path_url, read_image_url, read_video_url
 from tessera.preprocess.v1.preprocess_pb2 import Conversation, Media, Part, PrepareRequest, Video
 
+_PICTURE = "an image, by a URL or the path of a file"
+_VIDEO = "a video, by a URL or the path of a file"
 _KEYS = ("text", "image", "image_url", "video", "video_url")
 _KINDS = f"must be one of {', '.join(_KEYS)}"
 
@@ -18,7 +22,7 @@ _KINDS = f"must be one of {', '.join(_KEYS)}"
 class PartUrl(msgspec.Struct):
     """Where an image or a video is."""
 
-    url: str | None = None
+    url: Annotated[str | None, about("a data:, http:, https: or file: URL")] = None
 
 
 class PromptPart(msgspec.Struct):
@@ -26,12 +30,12 @@ class PromptPart(msgspec.Struct):
     is a URL, or the absolute path of a file below --allowed-local-media-path.
     """
 
-    type: str | None = None
-    text: str | None = None
-    image: str | None = None
-    image_url: str | PartUrl | None = None
-    video: str | None = None
-    video_url: str | PartUrl | None = None
+    type: Annotated[str | None, about("text, image, image_url, video or video_url")] = None
+    text: Annotated[str | None, about("a text")] = None
+    image: Annotated[str | None, about(_PICTURE)] = None
+    image_url: Annotated[str | PartUrl | None, about(_PICTURE)] = None
+    video: Annotated[str | None, about(_VIDEO)] = None
+    video_url: Annotated[str | PartUrl | None, about(_VIDEO)] = None
 
     def __post_init__(self) -> None:
         """Does nothing: that Python is called at all lets other threads run while a large body is decoded."""

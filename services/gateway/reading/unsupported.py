@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from services.gateway.decoding.about import Refused
 from services.gateway.decoding.bounds import wrong
 from shared.errors import InvalidRequest
 
@@ -40,14 +41,6 @@ _REFUSALS: Mapping[str, _Refusal] = {
     "logits_processors": _Refusal(
         "asks for code that this server does not run: leave it out or send []", ([],)
     ),
-    "mm_processor_kwargs": _Refusal(
-        "is not taken from requests: leave it out or send {}; the model's own processor settings hold",
-        ({},),
-    ),
-    "media_io_kwargs": _Refusal(
-        "is not taken from requests: leave it out or send {}; docs/api.md says how frames of videos are chosen",
-        ({},),
-    ),
     "web_search_options": _Refusal(
         "asks for a search, and this server does not search: leave it out"
     ),
@@ -57,15 +50,13 @@ _REFUSALS: Mapping[str, _Refusal] = {
 class UnsupportedFields(msgspec.Struct, kw_only=True):
     """The fields of `_REFUSALS`, as unread JSON: what they hold is not built. Empty where a body does not have them."""
 
-    modalities: msgspec.Raw = _NONE
-    audio: msgspec.Raw = _NONE
-    suffix: msgspec.Raw = _NONE
-    prompt_embeds: msgspec.Raw = _NONE
-    chat_template: msgspec.Raw = _NONE
-    logits_processors: msgspec.Raw = _NONE
-    mm_processor_kwargs: msgspec.Raw = _NONE
-    media_io_kwargs: msgspec.Raw = _NONE
-    web_search_options: msgspec.Raw = _NONE
+    modalities: Refused = _NONE
+    audio: Refused = _NONE
+    suffix: Refused = _NONE
+    prompt_embeds: Refused = _NONE
+    chat_template: Refused = _NONE
+    logits_processors: Refused = _NONE
+    web_search_options: Refused = _NONE
 
 
 def refuse_unsupported(body: UnsupportedFields) -> None:

@@ -3,14 +3,15 @@
 import asyncio
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from services.preprocess.download.fetcher import MediaFetcher
 from services.preprocess.items.local_files import LocalFiles, is_file_url
 from services.preprocess.items.pixel_cache import PixelCache, Pixels
-from services.preprocess.media import fitted_picture, frames, packed_pixels
+from services.preprocess.media import fitted_picture, frames, item_options, packed_pixels
 from services.preprocess.media.fitted_picture import Square
 from services.preprocess.media.frame_selection import FrameSelection
+from services.preprocess.media.item_options import Options
 from shared.artifacts.pixel_scaling import PixelScaling
 from shared.errors import InvalidRequest, Precondition
 from shared.prompts.data_url import (
@@ -53,6 +54,20 @@ class IntakeLimits:
     frame_selection: FrameSelection
 
 
+@dataclass(frozen=True)
+class Handling:
+    """What a request says of one item: options of its processor, the selection of its frames (None: the usual one), and
+    the name that the client gives it.
+    """
+
+    options: Options = field(default_factory=dict)
+    selection: FrameSelection | None = None
+    name: str = ""
+
+
+USUAL = Handling()
+
+
 class MediaIntake:
     """Turns a client's media into pixel values."""
 
@@ -80,39 +95,54 @@ class MediaIntake:
         """Whether an item's artifact is a bundle of several tensors."""
         return self._cache.bundles
 
+    @property
+    def frame_selection(self) -> FrameSelection:
+        """The usual selection of a video's frames."""
+        return self._limits.frame_selection
+
     async def take(
         self,
         media: Media,
         modality: Modality.ValueType,
         tenant: str,
         square: Square | None = None,
+        how: Handling = USUAL,
     ) -> TakenMedia:
         """Pixel values of a client's item that is one file; its raw bytes are in the media store when it returns.
 
         Decoding counts against the tenant's budget. With `square` an image is fitted into it first.
+        A file without a source is the one that the tenant has given its name; one with a source gets it.
 
         Raises InvalidRequest naming the client's field, Overloaded, Unavailable.
         """
         with _naming(media.field or NAMES[modality]):
             watch = Stopwatch()
-            data = await self._bytes(media, self._limits.image_bytes)
+            data = await self._file(media, self._limits.image_bytes, how.name, tenant)
             if square is not None:
                 data = square.pack(data)
-            return await self._keep(data, modality, tenant, watch.lap_us(), watch)
+            data = item_options.pack(how.options, data)
+            return await self._keep(data, modality, tenant, watch.lap_us(), watch, how.name)
 
-    async def take_video(self, video: Video, tenant: str) -> TakenMedia:
+    async def take_video(self, video: Video, tenant: str, how: Handling = USUAL) -> TakenMedia:
         """The same for a video: its frames are one item, and the seconds per frame are part of its digest."""
         with _naming(video.field or NAMES[VIDEO]):
             watch = Stopwatch()
-            if video.HasField("file"):
+            if how.name and not video.HasField("file") and not video.frames:
+                stored = await self._named(tenant, how.name)
+                data = _video_again(stored, self._limits.frame_selection, how.selection)
+            elif video.HasField("file"):
                 file = await self._bytes(video.file, self._limits.video_bytes)
-                data = frames.pack_video_file(file, self._limits.frame_selection)
+                selection = how.selection or self._limits.frame_selection
+                data = frames.pack_video_file(file, selection)
             else:
+                if how.selection is not None:
+                    raise _all_shown()
                 pace = _pace(video.seconds_per_frame)
                 limit = self._limits.image_bytes
                 files = [await self._bytes(frame, limit) for frame in video.frames]
                 data = frames.pack(files, pace)
-            return await self._keep(data, VIDEO, tenant, watch.lap_us(), watch)
+            data = item_options.pack(how.options, data)
+            return await self._keep(data, VIDEO, tenant, watch.lap_us(), watch, how.name)
 
     async def take_packed(self, data: bytes, tenant: str, field: str) -> TakenMedia:
         """The same for an image's pixel values that are made already (`packed_pixels`)."""
@@ -126,6 +156,7 @@ class MediaIntake:
         tenant: str,
         fetch_us: int,
         watch: Stopwatch,
+        name: str = "",
     ) -> TakenMedia:
         source_digest = await _digest(data)
         digest = self._cache.digest(source_digest)
@@ -134,6 +165,8 @@ class MediaIntake:
         item = pixels.item
         pace = _pace(item.seconds_per_frame) if item.modality == VIDEO else 0.0
         await self._store.put(source_digest, data)
+        if name:
+            await self._store.name(tenant, name, source_digest)
         return TakenMedia(digest, source_digest, pixels, fetch_us, watch.lap_us(), pace, cached)
 
     async def pixels_again(self, media: MediaItem) -> Pixels:
@@ -154,8 +187,23 @@ class MediaIntake:
     async def _stored(self, media: MediaItem) -> tuple[bytes, Modality.ValueType]:
         data = await self._store.get(media.source_digest)
         # What an item of an older version does not say, its raw bytes do.
-        unset = VIDEO if frames.is_packed(data) else IMAGE
+        unset = VIDEO if frames.is_packed(item_options.unpack(data)[1]) else IMAGE
         return data, read_modality(media.modality, "media", unset)
+
+    async def _file(self, media: Media, limit: int, name: str, tenant: str) -> bytes:
+        if name and media.WhichOneof("source") is None:
+            return _picture_again(await self._named(tenant, name))
+        return await self._bytes(media, limit)
+
+    async def _named(self, tenant: str, name: str) -> bytes:
+        """What the tenant has sent under a name, as it was packed. Raises InvalidRequest."""
+        data = await self._store.named(tenant, name)
+        if data is None:
+            raise InvalidRequest(
+                "UNKNOWN_UUID",
+                f"nothing is kept under the uuid {name[:64]!r}: send the item's bytes again, with it",
+            )
+        return data
 
     async def _bytes(self, media: Media, limit: int) -> bytes:
         kind = media.WhichOneof("source")
@@ -172,7 +220,8 @@ class MediaIntake:
         if not data:
             raise InvalidRequest("MEDIA_EMPTY", "the file is empty")
         # Our own formats, never a client's.
-        if any(form.is_packed(data) for form in (fitted_picture, frames, packed_pixels)):
+        forms = (fitted_picture, frames, item_options, packed_pixels)
+        if any(form.is_packed(data) for form in forms):
             raise InvalidRequest("IMAGE_FORMAT", "this is not an image file")
         if len(data) > limit:
             raise InvalidRequest(
@@ -190,6 +239,38 @@ def _naming(field: str) -> Iterator[None]:
         raise type(error)(
             error.reason, f"{field}: {error.message}", **{**error.metadata, "field": field}
         ) from error
+
+
+def _picture_again(data: bytes) -> bytes:
+    """The file of a picture that was stored. Raises InvalidRequest for what is none."""
+    _, file = item_options.unpack(data)
+    if fitted_picture.is_packed(file):
+        _, file = fitted_picture.unpack(file)
+    if frames.is_packed(file) or packed_pixels.is_packed(file):
+        raise InvalidRequest("WRONG_UUID", "its uuid is that of an item of another kind")
+    return file
+
+
+def _video_again(data: bytes, usual: FrameSelection, asked: FrameSelection | None) -> bytes:
+    """A video that was stored, packed with a selection of its frames where it is a file. Raises InvalidRequest for what
+    is none.
+    """
+    _, packed = item_options.unpack(data)
+    if not frames.is_packed(packed):
+        raise InvalidRequest("WRONG_UUID", "its uuid is that of an item of another kind")
+    if not frames.is_video_file(packed):
+        if asked is not None:
+            raise _all_shown()
+        return packed
+    file, _ = frames.unpack_video_file(packed)
+    return frames.pack_video_file(file, asked or usual)
+
+
+def _all_shown() -> InvalidRequest:
+    return InvalidRequest(
+        "MEDIA_OPTION",
+        "its frames were sent, and all of them are shown: leave out how many are wanted",
+    )
 
 
 def _pace(seconds: float) -> float:

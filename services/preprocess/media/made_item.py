@@ -15,5 +15,7 @@ class MadeItem(ItemSize):
     """
 
     seconds_per_frame: float = 0.0  # of a video; 0 where it is not known
+    # What its processor was called with beside its settings.
+    options: Mapping[str, Any] = field(default_factory=dict)
     ids: Sequence[int] = ()
     fields: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

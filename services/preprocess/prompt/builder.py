@@ -9,6 +9,7 @@ import numpy as np
 from services.families.family import ItemSize
 from services.preprocess.content_format import ContentFormat
 from services.preprocess.media.fitted_picture import Square
+from services.preprocess.media.item_options import Options
 from services.preprocess.prompt import conversation as conversations
 from services.preprocess.prompt.chat_template import ChatTemplate, refused
 from services.preprocess.prompt.mindie_layout import PLACE, CodedPicture, MindieLayout, read_ids
@@ -116,6 +117,10 @@ class PromptBuilder:
     def square(self, images: int) -> Square | None:
         """See `PromptRule.square`."""
         return self._rule.square(images)
+
+    def options(self, given: Options, modality: Modality.ValueType) -> Options:
+        """See `PromptRule.options`."""
+        return self._rule.options(given, modality)
 
     def draft(self, request: PrepareRequest, kept: Sequence[int] | None = None) -> Draft:
         """Renders and tokenizes; `kept`: of a conversation these messages alone. Raises InvalidRequest naming the

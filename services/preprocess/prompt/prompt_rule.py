@@ -9,7 +9,9 @@ import numpy as np
 
 from services.families.family import ItemSize
 from services.preprocess.media.fitted_picture import Square
+from services.preprocess.media.item_options import Options
 from services.preprocess.media.made_item import MadeItem
+from services.preprocess.prompt.item_options import PROCESSOR, check_names
 from services.preprocess.prompt.mindie_layout import MindieLayout
 from services.preprocess.prompt.tokenizer import Ids
 from tessera.common.v1.media_pb2 import Modality
@@ -110,6 +112,20 @@ class PromptRule:
     # How MindIE-LLM writes a picture among token ids, where that is known. `span` is then also asked for items whose
     # `tokens` are set.
     mindie: MindieLayout | None = None
+
+    @property
+    def family(self) -> str:
+        """The folder of the family, for messages."""
+        return type(self).__module__.split(".")[2]
+
+    def options(self, given: Options, modality: Modality.ValueType) -> Options:
+        """What the processor of an item is called with for a request's `mm_processor_kwargs`, which are not empty.
+
+        No item has more tokens by them than the checkpoint's own settings allow: encoder and decoder have room for
+        these. Raises InvalidRequest naming an option that is not known of the family, or beyond its bound.
+        """
+        check_names(given, (), PROCESSOR, self.family)
+        return {}
 
     def updates(self) -> Sequence[Update]:
         """Where spans go, one entry for each modality of `limits`."""

@@ -26,7 +26,12 @@ sys.modules["torch"] = None  # type: ignore[assignment]
 import PIL.Image  # noqa: E402
 import PIL.ImageOps  # noqa: E402
 
-from services.preprocess.media import fitted_picture, frames, packed_pixels  # noqa: E402
+from services.preprocess.media import (  # noqa: E402
+    fitted_picture,
+    frames,
+    item_options,
+    packed_pixels,
+)
 from services.preprocess.media.image_decoder import decode  # noqa: E402
 from services.preprocess.media.image_limits import (  # noqa: E402
     ImageLimits,
@@ -119,12 +124,13 @@ def _write(job: dict[str, Any], descriptor: int, pixels: Pixels) -> dict[str, An
 
 
 def _image(maker: Maker, limits: ImageLimits, data: bytes) -> tuple[Pixels, dict[str, Any]]:
+    options, data = item_options.unpack(data)
     if packed_pixels.is_packed(data):
         packed, tokens = packed_pixels.unpack(data)
         return packed, {"width": packed.shape[2], "height": packed.shape[1], "tokens": tokens}
     image = _picture(data, limits, maker.settings.get("upright") is not False)
-    pixels, made = maker.make(image)
-    return pixels, {"width": image.width, "height": image.height, **made}
+    pixels, made = maker.make(image, options)
+    return pixels, {"width": image.width, "height": image.height, "options": options, **made}
 
 
 def _picture(data: bytes, limits: ImageLimits, upright: bool) -> PIL.Image.Image:
@@ -136,14 +142,15 @@ def _picture(data: bytes, limits: ImageLimits, upright: bool) -> PIL.Image.Image
 
 
 def _video(maker: Maker, limits: ImageLimits, data: bytes) -> tuple[Pixels, dict[str, Any]]:
+    options, data = item_options.unpack(data)
     if frames.is_video_file(data):
         video = open_video(*frames.unpack_video_file(data), limits)
     else:
         files, pace = frames.unpack(data)
         video = OpenVideo(_decoded(files, limits), len(files), pace)
-    pixels, (width, height) = maker.make_video(video.frames, video.count, limits)
+    pixels, (width, height) = maker.make_video(video.frames, video.count, limits, options)
     answer = {"frames": video.count, "seconds_per_frame": video.seconds_per_frame}
-    return pixels, {"width": width, "height": height, **answer}
+    return pixels, {"width": width, "height": height, "options": options, **answer}
 
 
 _MAKE = {IMAGE: _image, VIDEO: _video}

@@ -8,7 +8,8 @@ import PIL.Image
 
 from services.preprocess.media import early_resize
 from services.preprocess.media.image_limits import ImageLimits
-from services.preprocess.worker.maker import CHANNELS, Answer, Pixels
+from services.preprocess.media.item_options import Options
+from services.preprocess.worker.maker import CHANNELS, NONE, Answer, Pixels
 from shared.artifacts.pixel_scaling import PixelScaling
 from shared.checkpoint.processor import image_processor_class
 
@@ -28,14 +29,16 @@ class PixelMaker:
             self.settings["video_size"] = video_size or self.settings["size"]
         self.scaling = self._find_scaling()
 
-    def make(self, image: PIL.Image.Image) -> tuple[Pixels, Answer]:
+    def make(self, image: PIL.Image.Image, options: Options = NONE) -> tuple[Pixels, Answer]:
         """Pixel values [channels, height, width], or what else the family's processor makes of a picture; nothing else.
 
         uint8 where there is a `scaling` that makes the processor's float32 of them, a patch's
         moments then being one; else those float32.
         """
-        small = early_resize.resize(self._processor, image)
-        return self._bytes(small) if self.scaling is not None else self._values(small), {}
+        # What it does first depends on the options.
+        small = image if options else early_resize.resize(self._processor, image)
+        make = self._values if self.scaling is None else self._bytes
+        return make(small, **options), {}
 
     def video_bytes(self, limits: ImageLimits) -> int:
         """The largest size of a video's pixel values, in bytes."""
@@ -77,7 +80,11 @@ class PixelMaker:
         return scaling if (found == wanted).all() else None
 
     def make_video(
-        self, pictures: Iterable[PIL.Image.Image], count: int, limits: ImageLimits
+        self,
+        pictures: Iterable[PIL.Image.Image],
+        count: int,
+        limits: ImageLimits,
+        options: Options = NONE,
     ) -> tuple[Pixels, tuple[int, int]]:
         """uint8 or float32 [patches, channels * time * side * side] of `count` frames of one size,
         and that size: width and height.
@@ -94,7 +101,7 @@ class PixelMaker:
             if index and picture.size != size:
                 raise ValueError("its frames differ in size")
             size = picture.size
-            made = make(picture, size=self.settings["video_size"])
+            made = make(picture, **{"size": self.settings["video_size"], **options})
             apart = made.reshape(len(made), CHANNELS, moments, -1)[:, :, 0]
             if index == 0:
                 steps = -(-count // time)

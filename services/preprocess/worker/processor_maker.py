@@ -10,7 +10,8 @@ import PIL.Image
 
 from services.families import registry
 from services.preprocess.media.image_limits import ImageLimits, UnreadableImage
-from services.preprocess.worker.maker import Answer, Pixels
+from services.preprocess.media.item_options import Options
+from services.preprocess.worker.maker import NONE, Answer, Pixels
 from shared.artifacts import bundle
 from shared.artifacts.pixel_scaling import PixelScaling
 from shared.checkpoint.folder import Checkpoint
@@ -84,9 +85,9 @@ class ProcessorMaker:
             "examples": examples,
         }
 
-    def make(self, image: PIL.Image.Image) -> tuple[Pixels, Answer]:
+    def make(self, image: PIL.Image.Image, options: Options = NONE) -> tuple[Pixels, Answer]:
         """A bundle (`shared.artifacts.bundle`), and the `ids` and small tensors (`fields`) of the picture."""
-        made = run_processor(self._processor, [image], self._marker)
+        made = run_processor(self._processor, [image], self._marker, **options)
         before, text, after = self._cut(made[OFFSETS][0][0]["replacement"])
         if (before, after) != self._around:
             raise OtherSurroundings(
@@ -114,7 +115,11 @@ class ProcessorMaker:
         return 0
 
     def make_video(
-        self, pictures: Iterable[PIL.Image.Image], count: int, limits: ImageLimits
+        self,
+        pictures: Iterable[PIL.Image.Image],
+        count: int,
+        limits: ImageLimits,
+        options: Options = NONE,
     ) -> tuple[Pixels, tuple[int, int]]:
         """Raises ValueError."""
         raise ValueError(f"{self._name} takes no videos here")

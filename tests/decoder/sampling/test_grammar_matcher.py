@@ -49,6 +49,7 @@ GRAMMARS = {
     "regex": "start: /(ab|c){1,9}[0-9]*\\./",
     "special": f'start: "red" <[{START}]> "blue"{{1,3}} <|im_start|>?',
     "endless": "start: /[a-z ]+/",
+    "tokens": f"start: <[^{START}]>{{0,9}} <[{START}]> <[*]>*",
 }
 
 

@@ -201,6 +201,10 @@ async def test_options_have_anthropics_names(stage: Stage, client: AsyncAnthropi
     assert (sampling.top_p, list(sampling.stop), spec.tenant[0]) == (0.25, ["x"], "u")
     told = json.loads(stage.preprocess.seen[-1].conversation.chat_template_kwargs_json)
     assert told == {"enable_thinking": True, "thinking_budget": 100, "reasoning_effort": "max"}
+    thoughts = Acceptor(stage.tokenizer, "<|im_end|>")
+    for words, fits in ((" a" * 100, True), (" a" * 101, False)):
+        bounded = f"<think>{words}</think>Hi."
+        assert thoughts.accepts(sampling.grammar, bounded) == fits
     hidden = await client.messages.create(**BODY, thinking={"type": "disabled"})
     assert [block.type for block in hidden.content] == ["text"]
     told = json.loads(stage.preprocess.seen[-1].conversation.chat_template_kwargs_json)

@@ -23,6 +23,7 @@ from tests.support.tokenizers import byte_level_tokenizer, token_id
 
 STAGED_MODEL = MARKED
 MESSAGES: Any = [{"role": "user", "content": "What is the weather?"}]
+SECOND_CALL = SECOND.replace('"}', '", "arguments": {}}')
 TOOLS: Any = [
     {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}},
     {"type": "function", "function": {"name": "stop"}},
@@ -275,10 +276,7 @@ async def grammar_of(stage: Stage, **body: Any) -> str:
 
 async def test_a_call_that_has_to_be_made_is_the_form_of_the_answer(stage: Stage) -> None:
     match = Acceptor(stage.tokenizer, "<|im_end|>")
-    first, second = (
-        FIRST.replace(WEATHER, '{"city": 1}'),
-        SECOND.replace('"}', '", "arguments": {}}'),
-    )
+    first, second = FIRST.replace(WEATHER, '{"city": 1}'), SECOND_CALL
     both = f"{first}\n{second}"
     thought = f"<think>\n{THOUGHT}\n</think>\n\n"
     required = await grammar_of(stage, tools=TOOLS, tool_choice="required")
@@ -317,3 +315,42 @@ def test_a_form_of_a_later_version_is_left_to_another_gateway() -> None:
     for form in (MessageFormat(calls="later"), MessageFormat(reasoning="later")):
         with pytest.raises(Unavailable, match="resume at another gateway"):
             OutputForms({}).of(form)
+
+
+async def test_a_bound_of_reasoning_is_the_form_of_the_answer(stage: Stage) -> None:
+    match = Acceptor(stage.tokenizer, "<|im_end|>")
+    thought = "The user wants it."
+    most = len(stage.tokenizer.encode(thought).ids)
+    opened = [{"role": "user", "content": "<think>"}]
+    for tools, behind in (
+        ({}, f"Hi. {FIRST}"),
+        ({"tool_choice": "required"}, f"\n\n{SECOND_CALL}"),
+    ):
+        asked = {"tools": TOOLS, **tools}
+        for bound in (most, most - 1):
+            may = await grammar_of(stage, thinking_token_budget=bound, **asked)
+            must = await grammar_of(stage, thinking_token_budget=bound, messages=opened, **asked)
+            answer = f"{thought}</think>{behind}"
+            assert match.accepts(may, f"<think>{answer}") == (bound == most)
+            assert match.accepts(must, answer) == (bound == most)
+
+
+async def test_a_bound_of_reasoning_that_cannot_be_held_to_is_refused(
+    redis_url: str, model_folder: Path, tokenizer: Tokenizer, stage: Stage
+) -> None:
+    field = "thinking_token_budget"
+    for change, named in (
+        ({field: -1}, field),
+        ({field: 513}, field),
+        ({field: 5, "response_format": {"type": "json_object"}}, field),
+        ({field: 5, "ignore_eos": True}, "ignore_eos"),
+        ({field: 5, "use_beam_search": True}, "use_beam_search"),
+    ):
+        error = await stage.chat(**change)
+        assert (error.status_code, error.json()["error"]["param"]) == (400, named), error.text
+    completion = await stage.http.post("/v1/completions", json={"prompt": "x", field: 5})
+    assert completion.json()["error"]["param"] == field
+    async with open_stage(redis_url, model_folder, tokenizer, reasoning_parser="none") as other:
+        error = await other.chat(thinking_token_budget=5)
+        assert error.json()["error"]["code"] == "unsupported_parameter"
+        assert "--reasoning-parser" in error.json()["error"]["message"]

@@ -154,7 +154,8 @@ async def test_items_are_named_by_their_ids(stage: Stage, elsewhere: AsyncOpenAI
     listed = [item async for item in elsewhere.responses.input_items.list(second.id, order="asc")]
     assert [item.id for item in listed][1:-1] == [item.id for item in first.output]
     no_response = f"rs_r_5460ff1b_{'0' * 32}_0"
-    for name in ("msg_1", names[0]["id"] + "9", no_response, None, {}, [1], 7):
+    strangers: list[Any] = ["msg_1", names[0]["id"] + "9", no_response, None, {}, [1], 7]
+    for name in strangers:
         body = {"input": [{"type": "item_reference", "id": name}]}
         reply = await stage.http.post(PATH, json=body, headers=OURS)
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, "input[0].id")

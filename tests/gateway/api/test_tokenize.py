@@ -54,7 +54,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("/tokenize", {"prompt": "x", "messages": MESSAGES}, "prompt"),
     ("/tokenize", {"prompt": "x", "tools": TOOLS}, "tools"),
     ("/tokenize", {"prompt": "x", "chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
-    ("/tokenize", {"prompt": "x", "mm_processor_kwargs": {"a": 1}}, "mm_processor_kwargs"),
+    ("/tokenize", {"prompt": "x", "mm_processor_kwargs": 1}, "mm_processor_kwargs"),
     ("/tokenize", {"messages": MESSAGES, "chat_template": "{{ x }}"}, "chat_template"),
     ("/tokenize", {"prompt": "x", "continue_final_message": True}, "continue_final_message"),
     ("/tokenize", {"prompt": "x", "documents": [{}]}, "documents"),

@@ -18,9 +18,12 @@ from shared.checkpoint.processor import SPAN_IDS
 from shared.errors import InvalidRequest
 from tessera.common.v1.media_pb2 import EmbedRun, MediaItem, PixelFormat
 from tessera.preprocess.v1.preprocess_pb2 import (
+    Conversation,
     GetPixelsRequest,
     Media,
+    MediaOptions,
     Part,
+    PrepareRequest,
     PrepareResponse,
     Video,
 )
@@ -184,3 +187,56 @@ async def test_what_does_more_than_the_processor_is_refused_at_start(
     with pytest.raises(InvalidRequest, match="a prompt rule of its own"):
         async with make_preprocess(folder, max_model_len=4096):
             pass
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "wrong", "field"),
+    [
+        (
+            "qwen3_vl",
+            {"size": {"shortest_edge": 256, "longest_edge": 3000}},
+            {"size": {"longest_edge": 10241}},
+            "mm_processor_kwargs.size.longest_edge",
+        ),
+        (
+            "idefics3",
+            {"do_image_splitting": False},
+            {"do_pan_and_scan": True},
+            "mm_processor_kwargs.do_pan_and_scan",
+        ),
+    ],
+)
+async def test_options_of_a_request_are_those_of_the_processor(
+    family: str,
+    options: dict[str, Any],
+    wrong: dict[str, Any],
+    field: str,
+    tmp_path: Path,
+    make_preprocess: PreprocessMaker,
+) -> None:
+    folder = make_checkpoint(tmp_path, family)
+    shown = picture(250, 120)
+
+    async def prepared(service: Any, asked: dict[str, Any]) -> PrepareResponse:
+        conversation = Conversation(messages=[turn("user", image(file_of(shown)), text("What?"))])
+        how = MediaOptions(mm_processor_kwargs_json=json.dumps(asked))
+        answer: PrepareResponse = await service.prepare(
+            PrepareRequest(conversation=conversation, media_options=how)
+        )
+        return answer
+
+    async with make_preprocess(folder, max_model_len=4096) as service:
+        usual, answer = await prepared(service, {}), await prepared(service, options)
+        made = generic.processor(folder)(
+            text=[answer.text],
+            images=[shown],
+            return_tensors="np",
+            add_special_tokens=False,
+            **options,
+        )
+        assert ids_of(answer) == np.asarray(made["input_ids"])[0].tolist()
+        assert len(ids_of(answer)) < len(ids_of(usual))
+        assert answer.media[0].digest != usual.media[0].digest
+        with pytest.raises(InvalidRequest) as caught:
+            await prepared(service, wrong)
+        assert caught.value.metadata["field"] == field

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,12 +10,21 @@ from tokenizers import AddedToken, Tokenizer
 
 from shared.output_format.deltas import CallArguments, CallBegin, CallEnd
 from shared.output_format.fold import MessageFold
-from shared.output_format.grammar import behind_reasoning, calls_form, has_grammar
+from shared.output_format.grammar import (
+    behind_reasoning,
+    bounded_reasoning,
+    calls_form,
+    has_grammar,
+)
 from shared.output_format.markers import TokenMarkers
 from shared.output_format.table import FORMATS, REASONING
 from tests.support.gateway.forms import Acceptor, compile_form
 from tests.support.output_format import WRITTEN, Call, Plain
-from tests.support.tokenizers import byte_level_tokenizer, token_id
+from tests.support.tokenizers import (
+    byte_level_tokenizer,
+    sentencepiece_like_tokenizer,
+    token_id,
+)
 
 END = "<|im_end|>"
 SCHEMAS: dict[str, Any] = {
@@ -49,7 +59,8 @@ def made(name: str) -> tuple[Tokenizer, TokenMarkers]:
 def grammar(name: str, tokenizer: Tokenizer, **more: Any) -> str:
     form = calls_form(FORMATS[name], SCHEMAS, single=more.get("single", False))
     if "in_reasoning" in more:
-        form = behind_reasoning(form, REASONING["think"], in_reasoning=more["in_reasoning"])
+        opened, most = more["in_reasoning"], more.get("most")
+        form = behind_reasoning(form, REASONING["think"], in_reasoning=opened, most=most)
     added = {t.content: number for number, t in tokenizer.get_added_tokens_decoder().items()}
     return compile_form("structural_tag", {"format": form}, lenient=True, added_tokens=added)
 
@@ -99,3 +110,44 @@ def test_thinking_comes_before_calls() -> None:
     assert match.accepts(may, f"<think>\n{thought}") and match.accepts(may, call)
     assert match.accepts(must, thought) and not match.accepts(must, call)
     assert not match.accepts(may, thought)
+
+
+@pytest.mark.parametrize("words", [byte_level_tokenizer, sentencepiece_like_tokenizer])
+def test_reasoning_has_no_more_tokens_than_its_bound(words: Callable[[], Tokenizer]) -> None:
+    """All else is as without one: other markers come, and text that spells one is text."""
+    tokenizer, thinks = words(), REASONING["think"]
+    markers = (thinks.open, thinks.close, "<tool_call>")
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in markers])
+    added = {t.content: number for number, t in tokenizer.get_added_tokens_decoder().items()}
+    match = Acceptor(tokenizer, END if tokenizer.token_to_id(END) is not None else "</s>")
+
+    def accepts(most: int, text: str, *, opened: bool) -> bool:
+        form = bounded_reasoning(thinks, most, in_reasoning=opened)
+        spaced = words is sentencepiece_like_tokenizer
+        value = {"format": form}
+        made = compile_form("structural_tag", value, added_tokens=added, with_space=spaced)
+        return match.accepts(made, text)
+
+    thought = "two words"
+    most = len(tokenizer.encode(thought, add_special_tokens=False).ids)
+    for begun, opened in (("", True), (thinks.open, False)):
+        text = f"{begun}{thought}{thinks.close}Then <tool_call> and < think>."
+        assert accepts(most, text, opened=opened) and accepts(most + 1, text, opened=opened)
+        assert not accepts(most - 1, text, opened=opened)
+        assert accepts(0, f"{begun}{thinks.close}x", opened=opened)
+        assert not accepts(most, f"{begun}{thought}{thinks.close}{thinks.open}", opened=opened)
+    assert accepts(0, "An answer without a thought <tool_call>", opened=False)
+    assert not accepts(most, f"x{thinks.open}{thought}{thinks.close}", opened=False)
+
+
+def test_thinking_before_calls_has_a_bound_too() -> None:
+    tokenizer, _ = made("hermes")
+    match = Acceptor(tokenizer, END)
+    call = WRITTEN["hermes"](Plain(), [("stop", {})])
+    thought = "so many"
+    most = len(tokenizer.encode(thought).ids)
+    for opened in (False, True):
+        text = f"{'' if opened else '<think>'}{thought}</think>\n\n{call}"
+        for bound in (most, most - 1):
+            bounded = grammar("hermes", tokenizer, in_reasoning=opened, most=bound)
+            assert match.accepts(bounded, text) == (bound == most)

@@ -24,7 +24,7 @@ class CountTokens:
         self._body_limits = body_limits
 
     async def count(self, exchange: Exchange, caller: Caller) -> None:
-        """The tokens of a request's prompt, pictures included."""
+        """POST /v1/messages/count_tokens: the tokens of a request's prompt, pictures included."""
         check_version(exchange)
         body = await exchange.json_body(self._body_limits)
         prepare, short = await off_loop(partial(_read, self._model), body)

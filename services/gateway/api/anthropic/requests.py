@@ -17,6 +17,7 @@ from services.gateway.decoding.bounds import text, whole, wrong
 from services.gateway.decoding.list_limits import LONGEST_TOOL_NAME, LONGEST_TOOLS
 from services.gateway.model.output_forms import OutputForms
 from services.gateway.model.served_model import ServedModel
+from services.gateway.reading.calls.budget import can_bound
 from services.gateway.reading.calls.divided import divided
 from services.gateway.reading.calls.tools import Tools, offered
 from services.gateway.reading.constraint import Constraint
@@ -32,6 +33,7 @@ _EFFORTS = ("low", "medium", "high", "xhigh", "max")
 _THINKING = ("enabled", "adaptive", "disabled")
 _DISPLAYS = (None, "summarized", "omitted")
 _NO_CALLS = '`tool_choice: {"type": "none"}`'
+_BUDGET = "thinking.budget_tokens"
 _KIND = ReplyKind.REPLY_KIND_ANTHROPIC
 
 
@@ -61,6 +63,7 @@ def read_message(body: MessagesBody, model: ServedModel) -> tuple[ValidRequest, 
         temperature=body.temperature,
         top_k=body.top_k,
         top_p=body.top_p,
+        thinking_token_budget=_budget(body.thinking, model),
     )
     asked = _read(body, model)
     prompt = conversation_prompt(asked.prepare, model)
@@ -74,6 +77,7 @@ def read_message(body: MessagesBody, model: ServedModel) -> tuple[ValidRequest, 
         single_call=_single(body.tool_choice),
         hides_reasoning=_hides(body.thinking),
         kind=_KIND,
+        budget_field=_BUDGET,
     )
     return request, options
 
@@ -163,12 +167,19 @@ def _thinking(thinking: Thinking | None, model: ServedModel) -> Mapping[str, Any
         raise wrong("thinking.type", f"must be one of {', '.join(_THINKING)}")
     if thinking.display not in _DISPLAYS:
         raise wrong("thinking.display", "must be summarized or omitted")
-    budget = whole("thinking.budget_tokens", thinking.budget_tokens, 1, model.max_model_len)
+    budget = whole(_BUDGET, thinking.budget_tokens, 1, model.max_model_len)
     if (budget is not None) != (thinking.type == "enabled"):
         says = "is missing" if budget is None else 'is for `type: "enabled"` alone: leave it out'
-        raise wrong("thinking.budget_tokens", says)
+        raise wrong(_BUDGET, says)
     told: dict[str, Any] = {"enable_thinking": thinking.type != "disabled"}
     return told if budget is None else {**told, "thinking_budget": budget}
+
+
+def _budget(thinking: Thinking | None, model: ServedModel) -> float | None:
+    """Of a model whose reasoning cannot be told from its answer, `max_tokens` bounds both together."""
+    if thinking is None or thinking.type != "enabled" or not can_bound(model):
+        return None
+    return thinking.budget_tokens
 
 
 def _hides(thinking: Thinking | None) -> bool:

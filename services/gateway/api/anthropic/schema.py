@@ -1,7 +1,10 @@
 """The bodies of Anthropic's requests and replies. What is not listed is refused by its name."""
 
+from typing import Annotated
+
 import msgspec
 
+from services.gateway.decoding.about import Refused, about
 from services.gateway.decoding.decode import Whole
 
 _NONE = msgspec.Raw()
@@ -17,112 +20,134 @@ class _Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class Source(_Body):
     """Where a picture is."""
 
-    type: str | None = None
-    media_type: str | None = None
-    data: str | None = None  # a file in base64
-    url: str | None = None
+    type: Annotated[str | None, about("base64 or url")] = None
+    media_type: Annotated[str | None, about("the file's type, such as image/png")] = None
+    data: Annotated[str | None, about("a file in base64")] = None
+    url: Annotated[str | None, about("a data:, http:, https: or file: URL")] = None
 
 
 class Block(_Body):
     """One block of content; `type` says which fields are read."""
 
-    type: str | None = None
-    text: str | None = None
-    source: Source | None = None
+    type: Annotated[str | None, about("text, image, tool_use, tool_result or thinking")] = None
+    text: Annotated[str | None, about("a text")] = None
+    source: Annotated[Source | None, about("where a picture is")] = None
     # Of a call, and of what it gave.
-    id: str | None = None
-    name: str | None = None
-    input: msgspec.Raw = _NONE
-    tool_use_id: str | None = None
-    content: "str | list[Block] | None" = None
-    is_error: bool | None = None
+    id: Annotated[str | None, about("the name of a call")] = None
+    name: Annotated[str | None, about("the tool that was called")] = None
+    input: Annotated[msgspec.Raw, about("what it was called with: an object")] = _NONE
+    tool_use_id: Annotated[str | None, about("the call that a result answers")] = None
+    content: Annotated[
+        "str | list[Block] | None", about("what a call gave: a text, or blocks of text and images")
+    ] = None
+    is_error: Annotated[bool | None, about("whether a call failed; not shown to the model")] = None
     # What the model thought.
-    thinking: str | None = None
-    signature: str | None = None
+    thinking: Annotated[str | None, about("what the model thought")] = None
+    signature: Annotated[str | None, about("accepted, without effect")] = None
     # Without effect: what is computed of equal prompts is kept anyway; who made a call.
-    cache_control: msgspec.Raw = _NONE
-    caller: msgspec.Raw = _NONE
+    cache_control: Annotated[msgspec.Raw, about("accepted, without effect")] = _NONE
+    caller: Annotated[msgspec.Raw, about("accepted, without effect")] = _NONE
     # Taken with null alone.
-    citations: msgspec.Raw = _NONE
-    toolset_name: msgspec.Raw = _NONE
+    citations: Refused = _NONE
+    toolset_name: Refused = _NONE
 
 
 class Turn(_Body):
     """One message."""
 
-    role: str | None = None
-    content: str | list[Block] | None = None
+    role: Annotated[str | None, about("user, assistant or system")] = None
+    content: Annotated[str | list[Block] | None, about("a text, or blocks in their order")] = None
 
 
 class Tool(_Body):
     """A tool that the client runs."""
 
-    type: str | None = None
-    name: str | None = None
-    description: str | None = None
-    input_schema: msgspec.Raw = _NONE
-    strict: bool | None = None
+    type: Annotated[str | None, about("custom", "custom")] = None
+    name: Annotated[str | None, about("its name")] = None
+    description: Annotated[str | None, about("what it does")] = None
+    input_schema: Annotated[msgspec.Raw, about("a JSON schema of what it is called with")] = _NONE
+    strict: Annotated[bool | None, about("whether the schema is kept to the letter")] = None
     # Without effect.
-    cache_control: msgspec.Raw = _NONE
-    eager_input_streaming: bool | None = None
+    cache_control: Annotated[msgspec.Raw, about("accepted, without effect")] = _NONE
+    eager_input_streaming: Annotated[bool | None, about("accepted, without effect")] = None
 
 
 class ToolChoice(_Body):
     """Whether tools are called."""
 
-    type: str | None = None
-    name: str | None = None
-    disable_parallel_tool_use: bool | None = None
+    type: Annotated[str | None, about("auto, any, tool or none")] = None
+    name: Annotated[str | None, about("of tool: the one that has to be called")] = None
+    disable_parallel_tool_use: Annotated[
+        bool | None, about("true leaves all calls but the first one out", "false")
+    ] = None
 
 
 class Thinking(_Body):
     """Whether the model thinks before it answers."""
 
-    type: str | None = None
-    budget_tokens: Whole | None = None
-    display: str | None = None
+    type: Annotated[str | None, about("enabled, adaptive or disabled")] = None
+    budget_tokens: Annotated[
+        Whole | None,
+        about("of enabled: at most so many tokens of thinking, then its end is forced"),
+    ] = None
+    display: Annotated[str | None, about("summarized or omitted")] = None
 
 
 class OutputFormat(_Body):
     """The form of the answer."""
 
-    type: str | None = None
-    schema: msgspec.Raw = _NONE
+    type: Annotated[str | None, about("json_schema")] = None
+    schema: Annotated[msgspec.Raw, about("the schema")] = _NONE
 
 
 class OutputConfig(_Body):
     """How hard to think, and the form of the answer."""
 
-    effort: str | None = None
-    format: OutputFormat | None = None
+    effort: Annotated[str | None, about("how hard to think, for the chat template")] = None
+    format: Annotated[OutputFormat | None, about("the form of the answer")] = None
 
 
 class Metadata(_Body):
     """About the request."""
 
-    user_id: str | None = None
+    user_id: Annotated[str | None, about("the tenant, where no API key is checked")] = None
 
 
 class CountBody(_Body):
-    """POST /v1/messages/count_tokens."""
+    """POST /v1/messages/count_tokens: the tokens of a prompt."""
 
     model: str | None = None
-    messages: list[Turn] | None = None
-    system: str | list[Block] | None = None
-    tools: list[Tool] | None = None
-    tool_choice: ToolChoice | None = None
-    thinking: Thinking | None = None
-    output_config: OutputConfig | None = None
-    cache_control: msgspec.Raw = _NONE  # without effect
+    messages: Annotated[
+        list[Turn] | None,
+        about(
+            "at least one turn; where the last one is the assistant's the answer goes on with it",
+            example=[{"role": "user", "content": "What is there?"}],
+        ),
+    ] = None
+    system: Annotated[str | list[Block] | None, about("a text, or blocks of text", "none")] = None
+    tools: Annotated[list[Tool] | None, about("tools that the client runs", "none")] = None
+    tool_choice: Annotated[ToolChoice | None, about("whether tools are called", "auto")] = None
+    thinking: Annotated[
+        Thinking | None, about("whether the model thinks before it answers", "the template's")
+    ] = None
+    output_config: Annotated[
+        OutputConfig | None, about("how hard to think, and the form of the answer")
+    ] = None
+    cache_control: Annotated[msgspec.Raw, about("accepted, without effect")] = _NONE
 
 
 class MessagesBody(CountBody):
-    """POST /v1/messages."""
+    """POST /v1/messages: the next turn of a conversation."""
 
-    max_tokens: Whole | None = None
-    metadata: Metadata | None = None
+    max_tokens: Annotated[
+        Whole | None,
+        about("1 to the model's length; with the prompt not above it", "checkpoint", example=50),
+    ] = None
+    metadata: Annotated[Metadata | None, about("about the request")] = None
     service_tier: str | None = None
-    stop_sequences: list[str] | None = None
+    stop_sequences: Annotated[
+        list[str] | None, about("up to 16 texts that end the answer", "none")
+    ] = None
     stream: bool | None = None
     temperature: float | None = None
     top_k: Whole | None = None
@@ -132,4 +157,4 @@ class MessagesBody(CountBody):
 class TokenCount(msgspec.Struct, kw_only=True):
     """POST /v1/messages/count_tokens."""
 
-    input_tokens: int
+    input_tokens: Annotated[int, about("tokens of the prompt")]

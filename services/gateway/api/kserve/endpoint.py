@@ -75,15 +75,15 @@ class KserveEndpoint:
         return error_reply(error)
 
     async def _generate(self, exchange: Exchange, caller: Caller) -> None:
-        """POST /v2/models/{model}/generate."""
+        """POST /v2/models/{model}/generate: what follows a text."""
         await self._generating.answer(exchange, caller, self._read_whole, _write)
 
     async def _stream(self, exchange: Exchange, caller: Caller) -> None:
-        """POST /v2/models/{model}/generate_stream."""
+        """POST /v2/models/{model}/generate_stream: the same as a stream."""
         await self._generating.answer(exchange, caller, self._read_stream, _write)
 
     async def _infer(self, exchange: Exchange, caller: Caller) -> None:
-        """POST /v2/models/{model}/infer."""
+        """POST /v2/models/{model}/infer: the same from and as tensors."""
         call = _InferCall(self._generating)
         await self._generating.answer(
             exchange, caller, call.read, call.write, more_kinds=(_BINARY,)

@@ -37,19 +37,19 @@ class Information:
         await exchange.respond(200, b"")
 
     async def ready(self, exchange: Exchange, caller: Caller) -> None:
-        """GET /v2/health/ready. Raises Unavailable."""
+        """GET /v2/health/ready: it can serve. Raises Unavailable."""
         if missing := self._health.missing():
             raise Unavailable("NOT_READY", f"not ready: {', '.join(missing)}")
         await exchange.respond(200, b"")
 
     async def server(self, exchange: Exchange, caller: Caller) -> None:
-        """GET /v2."""
+        """GET /v2: what the server is."""
         await exchange.reply(
             ServerReply(name=PLATFORM, version=release(), extensions=list(EXTENSIONS))
         )
 
     async def model(self, exchange: Exchange, caller: Caller) -> None:
-        """GET /v2/models/{model}. Raises NotFound."""
+        """GET /v2/models/{model}: the tensors of its requests and replies. Raises NotFound."""
         self._check(exchange)
         await exchange.reply(
             ModelReply(
@@ -62,12 +62,12 @@ class Information:
         )
 
     async def model_ready(self, exchange: Exchange, caller: Caller) -> None:
-        """GET /v2/models/{model}/ready. Raises NotFound, Unavailable."""
+        """GET /v2/models/{model}/ready: it can serve. Raises NotFound, Unavailable."""
         self._check(exchange)
         await self.ready(exchange, caller)
 
     async def config(self, exchange: Exchange, caller: Caller) -> None:
-        """GET /v2/models/{model}/config: as Triton writes it. Raises NotFound."""
+        """GET /v2/models/{model}/config: its configuration, as Triton writes it. Raises NotFound."""
         self._check(exchange)
         content = {
             "name": self._model.name,

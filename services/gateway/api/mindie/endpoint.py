@@ -75,7 +75,7 @@ class MindieEndpoint:
         return [request], self._generating.read_options(exchange, found)
 
     async def _tokenize(self, exchange: Exchange, caller: Caller) -> None:
-        """POST /v1/tokenizer."""
+        """POST /v1/tokenizer: the tokens of a text."""
         body = await self._body(exchange, TokenizeRequest)
         with_texts = body.do_decode is not False
         if body.inputs is None:
@@ -94,8 +94,8 @@ class MindieEndpoint:
             await exchange.respond_in_pieces(self._parts.slices.joined(pieces))
 
     async def _stop(self, exchange: Exchange, caller: Caller) -> None:
-        """POST /v2/models/{model}/stopInfer: by the id that the client gave, at the gateway that it asked, or by
-        that of the server, at any. Of several that have the id all are ended that can be. Raises NotFound.
+        """POST /v2/models/{model}/stopInfer: ends requests. By the id that the client gave, at the gateway that it
+        asked, or by that of the server, at any. Of several that have the id all are ended that can be. Raises NotFound.
         """
         body = await self._body(exchange, StopRequest)
         exchange.release_body()

@@ -1,7 +1,10 @@
 """The bodies of MindIE's requests and replies. Fields that are not listed are refused by their names."""
 
+from typing import Annotated
+
 import msgspec
 
+from services.gateway.decoding.about import REFUSED, about
 from services.gateway.decoding.decode import Whole
 from services.gateway.reading.prompt_parts import PromptText
 
@@ -9,8 +12,8 @@ from services.gateway.reading.prompt_parts import PromptText
 class Parameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """How to generate; None is the default."""
 
-    max_new_tokens: Whole | None = None
-    do_sample: bool | None = None
+    max_new_tokens: Annotated[Whole | None, about("as `max_tokens`", "20")] = None
+    do_sample: Annotated[bool | None, about("false takes the likeliest tokens", "true")] = None
     temperature: float | None = None
     top_k: Whole | None = None
     top_p: float | None = None
@@ -25,44 +28,54 @@ class Parameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ignore_eos: bool | None = None
     priority: Whole | None = None
     timeout: float | None = None
-    max_window_size: Whole | None = None
-    details: bool | None = None
+    max_window_size: Annotated[
+        Whole | None,
+        about(
+            "of conversations: keeps the system messages and the newest whole turns with which the prompt has less"
+            " tokens than this; 0 keeps all",
+            "`--max-window-size`, or the checkpoint's",
+            minimum=0,
+        ),
+    ] = None
+    details: Annotated[
+        bool | None, about("`finish_reason`, `generated_tokens` and `seed`", "false")
+    ] = None
     # Of the batch that MindIE makes, and of measurements. Without effect.
-    batch_size: Whole | None = None
-    perf_stat: bool | None = None
+    batch_size: Annotated[Whole | None, about("accepted, without effect")] = None
+    perf_stat: Annotated[bool | None, about("accepted, without effect")] = None
     # Not taken, but for what means "off".
-    typical_p: float | None = None
-    watermark: bool | None = None
-    adapter_id: str | None = None
+    typical_p: Annotated[float | None, about("1")] = None
+    watermark: Annotated[bool | None, REFUSED] = None
+    adapter_id: Annotated[str | None, REFUSED] = None
 
 
 class InferRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /infer: a text or parts as `inputs`, or token ids as `input_id`."""
+    """POST /infer: what follows a text or parts (`inputs`), or token ids (`input_id`)."""
 
-    inputs: PromptText | None = None
-    input_id: list[Whole] | None = None
+    inputs: Annotated[PromptText | None, about("a text, or parts", example="What is there?")] = None
+    input_id: Annotated[list[Whole] | None, about("token ids, in place of `inputs`")] = None
     stream: bool | None = None
-    parameters: Parameters | None = None
+    parameters: Annotated[Parameters | None, about("how to generate")] = None
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/tokenizer."""
+    """POST /v1/tokenizer: a text."""
 
-    inputs: str | None = None
-    do_decode: bool | None = None
+    inputs: Annotated[str | None, about("a text", example="What is there?")] = None
+    do_decode: Annotated[bool | None, about("false: ids in place of texts", "true")] = None
 
 
 class TokenizeReply(msgspec.Struct, kw_only=True):
     """The tokens of a text: each as text, or as its id."""
 
     token_number: int
-    tokens: list[str] | list[int]
+    tokens: list[str | int]
 
 
 class StopRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /v2/models/{model}/stopInfer."""
+    """POST /v2/models/{model}/stopInfer: which request."""
 
-    id: str | None = None
+    id: Annotated[str | None, about("the `id` of the request's body, or the server's own")] = None
 
 
 class StopReply(msgspec.Struct, kw_only=True):

@@ -35,7 +35,7 @@ class Embeddings:
         self._pooling = pooling
 
     async def embed(self, exchange: Exchange, caller: Caller) -> None:
-        """POST /api/embed: a vector of length 1 for each text."""
+        """A vector of length 1 for each text."""
         try:
             read = partial(self._read_embed, caller=caller)
             await self._pooling.answer(exchange, caller, read)
@@ -44,7 +44,7 @@ class Embeddings:
             await exchange.respond(200, json.dumps(empty).encode())
 
     async def embeddings(self, exchange: Exchange, caller: Caller) -> None:
-        """POST /api/embeddings: the vector of one text, of whatever length it has."""
+        """The vector of one text, of whatever length it has."""
         try:
             await self._pooling.answer(exchange, caller, self._read_embeddings)
         except NothingAsked:

@@ -65,11 +65,11 @@ class Answers:
         self._generating = generating
 
     async def chat(self, exchange: Exchange, caller: Caller) -> None:
-        """POST /api/chat."""
+        """POST /api/chat: an answer to a conversation."""
         await self._answer(exchange, caller, self._read_chat, is_chat=True)
 
     async def generate(self, exchange: Exchange, caller: Caller) -> None:
-        """POST /api/generate."""
+        """POST /api/generate: an answer to a prompt."""
         await self._answer(exchange, caller, self._read_generate, is_chat=False)
 
     async def _answer(

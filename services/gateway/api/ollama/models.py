@@ -37,13 +37,13 @@ class Models:
         self._version = Version(version=release())
 
     async def tags(self, exchange: Exchange, caller: Caller) -> None:
-        """GET /api/tags."""
+        """GET /api/tags: the one model."""
         name = self._model.name
         entry = ModelEntry(name=name, model=name, modified_at=self._since, details=self._details)
         await exchange.reply(ModelEntries(models=[entry]))
 
     async def ps(self, exchange: Exchange, caller: Caller) -> None:
-        """GET /api/ps."""
+        """GET /api/ps: the one model, which is always loaded."""
         name = self._model.name
         entry = ModelEntry(
             name=name,
@@ -55,7 +55,7 @@ class Models:
         await exchange.reply(ModelEntries(models=[entry]))
 
     async def show(self, exchange: Exchange, caller: Caller) -> None:
-        """POST /api/show. Raises InvalidRequest or NotFound."""
+        """POST /api/show: what the model is. Raises InvalidRequest or NotFound."""
         content = await exchange.json_body(self._body_limits)
         body = await off_loop(partial(decode, kind=ShowBody), content)
         exchange.release_body()
@@ -66,7 +66,7 @@ class Models:
         await exchange.reply(self._description())
 
     async def version(self, exchange: Exchange, caller: Caller) -> None:
-        """GET /api/version: this server's own."""
+        """GET /api/version: which release the server is."""
         await exchange.reply(self._version)
 
     def _description(self) -> ModelDescription:

@@ -1,7 +1,10 @@
 """The bodies of Ollama's requests. What is not listed is refused by its name."""
 
+from typing import Annotated
+
 import msgspec
 
+from services.gateway.decoding.about import Refused, about
 from services.gateway.decoding.decode import Whole
 
 _NONE = msgspec.Raw()
@@ -10,61 +13,76 @@ _NONE = msgspec.Raw()
 class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`options`: how to generate."""
 
-    num_predict: Whole | None = None
-    num_ctx: Whole | None = None
+    num_predict: Annotated[
+        Whole | None, about("as `max_tokens`; -1 and -2 are no limit", "checkpoint")
+    ] = None
+    num_ctx: Annotated[
+        Whole | None, about("1 to the model's length, all of which is used whatever it says")
+    ] = None
     seed: Whole | None = None
     stop: str | list[str] | None = None
     temperature: float | None = None
     top_k: Whole | None = None
     top_p: float | None = None
     min_p: float | None = None
-    repeat_penalty: float | None = None
+    repeat_penalty: Annotated[
+        float | None, about("above 0, to 100; prompt and answer", "checkpoint")
+    ] = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     # Taken with the value that means "off" alone.
-    repeat_last_n: msgspec.Raw = _NONE
-    mirostat: msgspec.Raw = _NONE
-    tfs_z: msgspec.Raw = _NONE
-    typical_p: msgspec.Raw = _NONE
+    repeat_last_n: Refused = _NONE
+    mirostat: Refused = _NONE
+    tfs_z: Refused = _NONE
+    typical_p: Refused = _NONE
     # How Ollama's own engine computes an answer, which changes none here.
-    low_vram: msgspec.Raw = _NONE
-    main_gpu: msgspec.Raw = _NONE
-    num_batch: msgspec.Raw = _NONE
-    num_gpu: msgspec.Raw = _NONE
-    num_keep: msgspec.Raw = _NONE
-    num_thread: msgspec.Raw = _NONE
-    numa: msgspec.Raw = _NONE
-    use_mlock: msgspec.Raw = _NONE
-    use_mmap: msgspec.Raw = _NONE
+    low_vram: Annotated[msgspec.Raw, about("accepted, without effect")] = _NONE
+    main_gpu: Annotated[msgspec.Raw, about("accepted, without effect")] = _NONE
+    num_batch: Annotated[msgspec.Raw, about("accepted, without effect")] = _NONE
+    num_gpu: Annotated[msgspec.Raw, about("accepted, without effect")] = _NONE
+    num_keep: Annotated[msgspec.Raw, about("accepted, without effect")] = _NONE
+    num_thread: Annotated[msgspec.Raw, about("accepted, without effect")] = _NONE
+    numa: Annotated[msgspec.Raw, about("accepted, without effect")] = _NONE
+    use_mlock: Annotated[msgspec.Raw, about("accepted, without effect")] = _NONE
+    use_mmap: Annotated[msgspec.Raw, about("accepted, without effect")] = _NONE
 
 
 class GeneratingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What chat and generate have in common."""
 
     model: str | None = None
-    stream: bool | None = None
-    options: Options | None = None
-    keep_alive: str | float | None = None
-    think: bool | str | None = None
+    stream: Annotated[bool | None, about("false: one reply instead of lines", "true")] = None
+    options: Annotated[Options | None, about("how to generate")] = None
+    keep_alive: Annotated[
+        str | float | None, about("accepted, without effect: the model is always loaded")
+    ] = None
+    think: Annotated[
+        bool | str | None, about("false: the model does not think", "the template's")
+    ] = None
     # Taken with the value that means "off" alone.
-    format: msgspec.Raw = _NONE
-    logprobs: msgspec.Raw = _NONE
-    top_logprobs: msgspec.Raw = _NONE
-    truncate: msgspec.Raw = _NONE
-    shift: msgspec.Raw = _NONE
+    format: Annotated[
+        msgspec.Raw,
+        about("json for any JSON object, or a JSON schema: the form of the answer", "none"),
+    ] = _NONE
+    logprobs: Refused = _NONE
+    top_logprobs: Refused = _NONE
+    truncate: Refused = _NONE
+    shift: Refused = _NONE
 
 
 class Turn(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """One message."""
 
-    role: str | None = None
-    content: str | None = None
-    images: list[str] | None = None  # files in base64
+    role: Annotated[str | None, about("system, user or assistant")] = None
+    content: Annotated[str | None, about("a text")] = None
+    images: Annotated[list[str] | None, about("files in base64, which stand before the text")] = (
+        None
+    )
     # Not taken.
-    thinking: msgspec.Raw = _NONE
-    tool_calls: msgspec.Raw = _NONE
-    tool_name: msgspec.Raw = _NONE
-    tool_call_id: msgspec.Raw = _NONE
+    thinking: Refused = _NONE
+    tool_calls: Refused = _NONE
+    tool_name: Refused = _NONE
+    tool_call_id: Refused = _NONE
 
     def __post_init__(self) -> None:
         """Does nothing: that Python is called at all lets other threads run while a large body is decoded."""
@@ -73,49 +91,72 @@ class Turn(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class ChatBody(GeneratingBody, kw_only=True):
     """POST /api/chat."""
 
-    messages: list[Turn] | None = None
-    tools: msgspec.Raw = _NONE
+    messages: Annotated[
+        list[Turn] | None,
+        about("turns in their order", example=[{"role": "user", "content": "What is there?"}]),
+    ] = None
+    tools: Refused = _NONE
 
 
 class GenerateBody(GeneratingBody, kw_only=True):
     """POST /api/generate."""
 
-    prompt: str | None = None
-    images: list[str] | None = None  # files in base64
-    system: str | None = None
-    raw: bool | None = None
+    prompt: Annotated[str | None, about("a text", example="What is there?")] = None
+    images: Annotated[list[str] | None, about("files in base64, which stand before the text")] = (
+        None
+    )
+    system: Annotated[str | None, about("the system message", "none")] = None
+    raw: Annotated[
+        bool | None, about("true: the prompt as it is, without the chat template", "false")
+    ] = None
     # Taken with the value that means "off" alone.
-    suffix: msgspec.Raw = _NONE
-    template: msgspec.Raw = _NONE
-    context: msgspec.Raw = _NONE
+    suffix: Refused = _NONE
+    template: Refused = _NONE
+    context: Refused = _NONE
 
 
 class EmbedBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /api/embed."""
+    """POST /api/embed: vectors of texts."""
 
-    model: str | None = None
-    input: str | list[str] | None = None
-    truncate: bool | None = None
-    dimensions: Whole | None = None
-    options: Options | None = None
-    keep_alive: str | float | None = None
+    model: Annotated[str | None, about("the served name")] = None
+    input: Annotated[
+        str | list[str] | None, about("a text, token ids, or up to 2048 of either")
+    ] = None
+    truncate: Annotated[
+        bool | None, about("whether what exceeds the length is left out at a text's end")
+    ] = None
+    dimensions: Annotated[
+        Whole | None, about("keeps so many numbers, where the model is made for it")
+    ] = None
+    options: Annotated[
+        Options | None, about("`num_ctx`; others are of generated tokens, and change no vector")
+    ] = None
+    keep_alive: Annotated[
+        str | float | None,
+        about("a duration or seconds, without effect: the model is always loaded"),
+    ] = None
 
 
 class EmbeddingsBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /api/embeddings, which is the older one."""
+    """POST /api/embeddings: the vector of one text, as it used to be asked for."""
 
-    model: str | None = None
-    prompt: str | None = None
-    options: Options | None = None
-    keep_alive: str | float | None = None
+    model: Annotated[str | None, about("the served name")] = None
+    prompt: Annotated[str | None, about("a text")] = None
+    options: Annotated[
+        Options | None, about("`num_ctx`; others are of generated tokens, and change no vector")
+    ] = None
+    keep_alive: Annotated[
+        str | float | None,
+        about("a duration or seconds, without effect: the model is always loaded"),
+    ] = None
 
 
 class ShowBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /api/show."""
 
     model: str | None = None
-    name: str | None = None  # the older name of `model`
-    verbose: bool | None = None
+    name: Annotated[str | None, about("the older name of `model`")] = None
+    verbose: Annotated[bool | None, about("without effect")] = None
 
 
 class Details(msgspec.Struct, kw_only=True):

@@ -1,8 +1,10 @@
 """The parts of a message's content."""
 
 from services.gateway.api.openai.schema import ContentPart, MediaUrl
-from services.gateway.decoding.bounds import number, wrong
+from services.gateway.decoding.bounds import number, text, wrong
+from services.gateway.decoding.list_limits import LONGEST_UUID
 from services.gateway.reading.media import path_url, read_image_url, read_video_url
+from tessera.common.v1.media_pb2 import Modality
 from tessera.preprocess.v1.preprocess_pb2 import Media, Part, Video
 
 _DETAILS = (None, "", "auto", "low", "high")
@@ -27,7 +29,11 @@ _INSTEAD = {
 
 
 def read_part(part: ContentPart, path: str) -> Part:
-    """One part, which stands at `path` of the request. Raises InvalidRequest naming the field."""
+    """One part, which stands at `path` of the request; an image or a video that is named alone has no source. Raises
+    InvalidRequest naming the field.
+    """
+    if part.uuid is not None:
+        _check_uuid(part, path)
     kind = _kind_by_key(part, path) if part.type is None else part.type
     match kind:
         case "text":
@@ -35,18 +41,26 @@ def read_part(part: ContentPart, path: str) -> Part:
                 raise wrong(f"{path}.text", "is missing")
             return Part(text=part.text)
         case "image_url":
-            return Part(media=_image(part.image_url, f"{path}.image_url"))
+            return Part(media=_image(part.image_url, f"{path}.image_url", part.uuid))
         case "video_url":
-            return Part(video=_video(part.video_url, f"{path}.video_url"))
+            return Part(video=_video(part.video_url, f"{path}.video_url", part.uuid))
         case "image":
-            return Part(media=_image(_named(part.image), f"{path}.image"))
+            return Part(media=_image(_named(part.image), f"{path}.image", part.uuid))
         case "video":
-            return Part(video=_video(_named(part.video), f"{path}.video"))
+            return Part(video=_video(_named(part.video), f"{path}.video", part.uuid))
         case _:
             raise wrong(
                 f"{path}.type",
                 f"must be one of {', '.join(_TAKEN)}, not {kind[:32]!r}{_hint(kind)}",
             )
+
+
+def _check_uuid(part: ContentPart, path: str) -> None:
+    field = f"{path}.uuid"
+    if not text(field, part.uuid, LONGEST_UUID):
+        raise wrong(field, "must not be empty: leave it out for an item without a name")
+    if part.type == "text" or (part.type is None and part.text is not None):
+        raise wrong(field, "is for images and videos: leave it out of a text")
 
 
 def _kind_by_key(part: ContentPart, path: str) -> str:
@@ -73,13 +87,17 @@ def _named(value: str | None) -> str | None:
     return None if value is None else path_url(value)
 
 
-def _image(value: str | MediaUrl | None, path: str) -> Media:
+def _image(value: str | MediaUrl | None, path: str, uuid: str | None) -> Media:
+    if value is None and uuid is not None:
+        return Media(field=path, modality=Modality.MODALITY_IMAGE)
     if isinstance(value, MediaUrl) and value.detail not in _DETAILS:
         raise wrong(f"{path}.detail", "must be auto, low or high")
     return read_image_url(_url(value, path), path)
 
 
-def _video(value: str | MediaUrl | None, path: str) -> Video:
+def _video(value: str | MediaUrl | None, path: str, uuid: str | None) -> Video:
+    if value is None and uuid is not None:
+        return Video(field=path, modality=Modality.MODALITY_VIDEO)
     given = value.seconds_per_frame if isinstance(value, MediaUrl) else None
     pace = number(f"{path}.seconds_per_frame", given, 0.0, 0.0, _LONGEST_FRAME_S)
     return read_video_url(_url(value, path), path, pace)

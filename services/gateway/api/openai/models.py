@@ -15,11 +15,11 @@ class Models:
         self._parts = parts
 
     async def all(self, exchange: Exchange, caller: Caller) -> None:
-        """GET /v1/models."""
+        """GET /v1/models: the one model that is served."""
         await exchange.reply(ModelList(data=[await self._card()]))
 
     async def one(self, exchange: Exchange, caller: Caller) -> None:
-        """GET /v1/models/{id}, whose names may have slashes. Raises NotFound."""
+        """GET /v1/models/{id}: the same by its name, which may have slashes. Raises NotFound."""
         self._model.check_name(exchange.path.removeprefix("/v1/models/"))
         await exchange.reply(await self._card())
 

@@ -3,9 +3,12 @@
 Fields that are not listed are ignored: clients send many.
 """
 
+from typing import Annotated
+
 import msgspec
 
 from services.gateway.api.openai.schema import ChatMessage
+from services.gateway.decoding.about import about
 from services.gateway.decoding.decode import Whole
 from services.gateway.reading.pooled import Inputs, PooledFields
 
@@ -15,63 +18,83 @@ _NONE = msgspec.Raw()
 class InputRequest(PooledFields, kw_only=True):
     """Inputs, or one conversation by the chat template, which may have images."""
 
-    input: Inputs | None = None
-    messages: list[ChatMessage] | None = None
-    chat_template_kwargs: msgspec.Raw = _NONE
-    add_generation_prompt: bool | None = None
-    continue_final_message: bool | None = None
-    # The name of a text of the model's files that goes before inputs (sentence-transformers).
-    prompt_name: str | None = None
-    # Whether vectors get the length 1, logits become probabilities; as the model's files say unless given.
-    use_activation: bool | None = None
+    input: Annotated[Inputs | None, about("a text, token ids, or up to 2048 of either")] = None
+    messages: Annotated[
+        list[ChatMessage] | None,
+        about("one conversation, by the chat template, in place of `input`"),
+    ] = None
+    chat_template_kwargs: Annotated[
+        msgspec.Raw, about("an object: variables for the chat template")
+    ] = _NONE
+    add_generation_prompt: Annotated[
+        bool | None, about("whether the prompt ends with the begin of the assistant's turn")
+    ] = None
+    continue_final_message: Annotated[
+        bool | None, about("whether the prompt ends where the last message does")
+    ] = None
+    prompt_name: Annotated[
+        str | None, about("the name of a text of the model's files that goes before each text")
+    ] = None
+    use_activation: Annotated[
+        bool | None, about("whether vectors get the length 1, logits become probabilities")
+    ] = None
 
 
 class EmbeddingRequest(InputRequest, kw_only=True):
-    """POST /v1/embeddings."""
+    """POST /v1/embeddings: vectors of texts, or of a conversation."""
 
-    encoding_format: str | None = None
-    dimensions: Whole | None = None
-    normalize: bool | None = None  # the older name of `use_activation`
+    encoding_format: Annotated[
+        str | None, about("`float`, or `base64` of little-endian float32")
+    ] = None
+    dimensions: Annotated[
+        Whole | None, about("keeps so many numbers, where the model is made for it")
+    ] = None
+    normalize: Annotated[bool | None, about("the older name of `use_activation`")] = None
 
 
 class PoolingRequest(EmbeddingRequest, kw_only=True):
-    """POST /pooling."""
+    """POST /pooling: whatever the model gives of texts, or of a conversation."""
 
-    task: str | None = None
+    task: Annotated[str | None, about("a task of the server")] = None
 
 
 class ClassifyRequest(InputRequest, kw_only=True):
-    """POST /classify."""
+    """POST /classify: labels of texts, or of a conversation."""
 
 
 class TextPairFields(PooledFields, kw_only=True):
     """What a query and texts are scored by."""
 
-    # What the model is told of the task, where it is told one.
-    instruction: str | None = None
-    use_activation: bool | None = None
+    instruction: Annotated[
+        str | None, about('what a model that answers "yes" or "no" is told to look for')
+    ] = None
+    use_activation: Annotated[
+        bool | None, about("whether vectors get the length 1, logits become probabilities")
+    ] = None
 
 
 class ScoreRequest(TextPairFields, kw_only=True):
-    """POST /score: one query with several texts, or as many queries as texts."""
+    """POST /score: scores of one query with several texts, or of as many queries as texts."""
 
-    queries: str | list[str] | None = None
-    documents: str | list[str] | None = None
-    # Their older names.
-    text_1: str | list[str] | None = None
-    text_2: str | list[str] | None = None
+    queries: Annotated[
+        str | list[str] | None,
+        about("one text, or as many as `documents`"),
+    ] = None
+    documents: Annotated[str | list[str] | None, about("texts that are scored")] = None
+    text_1: Annotated[str | list[str] | None, about("the older name of `queries`")] = None
+    text_2: Annotated[str | list[str] | None, about("the older name of `documents`")] = None
 
 
 class TextDocument(msgspec.Struct):
     """A document as some clients send it."""
 
-    text: str | None = None
+    text: Annotated[str | None, about("the text itself")] = None
 
 
 class RerankRequest(TextPairFields, kw_only=True):
-    """POST /rerank."""
+    """POST /rerank: texts by how well they answer a query."""
 
-    query: str | None = None
-    documents: list[str | TextDocument] | None = None
-    top_n: Whole | None = None
-    return_documents: bool | None = None
+    query: Annotated[str | None, about("what is searched for")] = None
+    documents: Annotated[list[str | TextDocument] | None, about("texts that are scored")] = None
+    top_n: Annotated[Whole | None, about("how many come back")] = None
+    return_documents: Annotated[bool | None, about("whether with their texts")] = None

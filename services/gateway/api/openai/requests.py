@@ -1,7 +1,7 @@
 """OpenAI's request bodies, checked and turned into our own types."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -118,7 +118,19 @@ def read_conversation(body: ChatRequest | TokenizeRequest, tools: Tools) -> Prep
         conversation.add_generation_prompt = _opens_a_turn(body.add_generation_prompt)
     for index, message in enumerate(listed):
         _read_message(message, f"messages[{index}]", conversation.messages.add())
+    names = list(_item_names(listed))
+    if any(names):
+        conversation.item_names.extend(names)
     return prepare
+
+
+def _item_names(messages: Sequence[ChatMessage]) -> Iterator[str]:
+    """Of all media, in their order; empty for those without."""
+    for message in messages:
+        for part in message.content if isinstance(message.content, list) else ():
+            is_text = part.text is not None if part.type is None else part.type == "text"
+            if not is_text:
+                yield part.uuid or ""
 
 
 def _read_message(message: ChatMessage, path: str, into: Message) -> None:

@@ -5,16 +5,20 @@ change what comes back.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
+from services.gateway.decoding.about import REFUSED, Refused, about
 from services.gateway.decoding.decode import Whole
 from services.gateway.reading.calls.tools import ToolFields
 from services.gateway.reading.options import GenerationOptions
 from services.gateway.reading.prompt_parts import MediaData
 
 _NONE = msgspec.Raw()
+_TEMPLATE_KWARGS = about("an object: variables for the chat template; up to 64 KiB", "{}")
+_OPENS = about("whether the prompt ends with the begin of the assistant's turn", "true")
+_SHARED_MEMORY = "a list of blocks of shared memory, as MindIE-LLM has it (--mindie-shm)"
 
 
 class _Repeated(msgspec.Struct):
@@ -27,117 +31,173 @@ class _Repeated(msgspec.Struct):
 class MediaUrl(_Repeated):
     """Where an image or a video is."""
 
-    url: str | None = None
-    detail: str | None = None
-    seconds_per_frame: float | None = None
+    url: Annotated[str | None, about("a data:, http:, https: or file: URL")] = None
+    detail: Annotated[str | None, about("auto, low or high; without effect")] = None
+    seconds_per_frame: Annotated[
+        float | None, about("of a video that is sent as frames: from one to the next", "0.5")
+    ] = None
 
 
 class ContentPart(_Repeated):
     """One part of a message: the field that `type` names is read, without it the one that there is."""
 
-    type: str | None = None
-    text: str | None = None
-    image_url: str | MediaUrl | None = None
-    video_url: str | MediaUrl | None = None
-    # MindIE's: a URL, or the path of a file.
-    image: str | None = None
-    video: str | None = None
-    # Not taken.
-    audio: msgspec.Raw = _NONE
+    type: Annotated[str | None, about("text, image_url, video_url, image or video")] = None
+    text: Annotated[str | None, about("a text")] = None
+    image_url: Annotated[str | MediaUrl | None, about("an image, by its URL")] = None
+    video_url: Annotated[str | MediaUrl | None, about("a video, by its URL")] = None
+    # MindIE's.
+    image: Annotated[str | None, about("an image, by a URL or the path of a file")] = None
+    video: Annotated[str | None, about("a video, by a URL or the path of a file")] = None
+    uuid: Annotated[
+        str | None,
+        about(
+            "of an image or a video: a name by which later requests of the tenant may refer to it, with null in the"
+            " place of its URL"
+        ),
+    ] = None
+    audio: Refused = _NONE
 
 
 class CalledFunction(_Repeated):
     """What was called: a tool, with the text of a JSON object or the object itself."""
 
-    name: str | None = None
-    arguments: msgspec.Raw = _NONE
+    name: Annotated[str | None, about("the tool's name")] = None
+    arguments: Annotated[msgspec.Raw, about("a JSON object, or the text of one")] = _NONE
 
 
 class ToolCall(_Repeated):
     """A call in an assistant's turn."""
 
-    id: str | None = None
-    function: CalledFunction | None = None
+    id: Annotated[str | None, about("its name, by which its result refers to it")] = None
+    function: Annotated[CalledFunction | None, about("what was called")] = None
 
 
 class ChatMessage(_Repeated):
     """One turn."""
 
-    role: str | None = None
-    content: str | list[ContentPart] | None = None
-    name: str | None = None
-    tool_calls: list[ToolCall] | None = None
-    tool_call_id: str | None = None
-    # What the assistant thought, under two names.
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-    # Not taken.
-    function_call: msgspec.Raw = _NONE
-    audio: msgspec.Raw = _NONE
+    role: Annotated[str | None, about("system, developer, user, assistant or tool")] = None
+    content: Annotated[str | list[ContentPart] | None, about("a text, or parts in their order")] = (
+        None
+    )
+    name: Annotated[str | None, about("who speaks; up to 256 characters")] = None
+    tool_calls: Annotated[list[ToolCall] | None, about("calls of an assistant's turn")] = None
+    tool_call_id: Annotated[str | None, about("of a tool's turn: the call that it answers")] = None
+    reasoning: Annotated[str | None, about("what the assistant thought")] = None
+    reasoning_content: Annotated[
+        str | None, about("the same, under another name that goes before")
+    ] = None
+    function_call: Refused = _NONE
+    audio: Refused = _NONE
+
+
+_EXAMPLE = [{"role": "user", "content": "What is there?"}]
 
 
 class ChatRequest(GenerationOptions, kw_only=True):
-    """POST /v1/chat/completions."""
+    """POST /v1/chat/completions: an answer to a conversation."""
 
-    messages: list[ChatMessage] | None = None
-    chat_template_kwargs: msgspec.Raw = _NONE
-    add_generation_prompt: bool | None = None
-    logprobs: bool | Whole | None = None
-    top_logprobs: Whole | None = None
-    include_reasoning: bool | None = None
+    messages: Annotated[
+        list[ChatMessage] | None,
+        about("at least one turn; up to 4096, with 8192 parts", example=_EXAMPLE),
+    ] = None
+    chat_template_kwargs: Annotated[msgspec.Raw, _TEMPLATE_KWARGS] = _NONE
+    add_generation_prompt: Annotated[bool | None, _OPENS] = None
+    logprobs: Annotated[
+        bool | Whole | None, about("true: log-probabilities of the answer's tokens", "false")
+    ] = None
+    top_logprobs: Annotated[
+        Whole | None,
+        about("so many of the likeliest tokens; up to `--max-logprobs` (20)", "0", minimum=0),
+    ] = None
+    include_reasoning: Annotated[
+        bool | None, about("false leaves reasoning out of the reply", "true")
+    ] = None
 
 
 class CompletionRequest(GenerationOptions, kw_only=True):
-    """POST /v1/completions."""
+    """POST /v1/completions: what follows a text."""
 
-    # A text, token ids, several texts, or several lists of ids.
-    prompt: str | list[str | Whole | list[Whole]] | None = None
-    # vLLM's, of offline use: the images and videos of one prompt that is a text.
-    multi_modal_data: MediaData | None = None
-    logprobs: Whole | None = None
-    top_logprobs: Whole | None = None
-    # MindIE-LLM's: a list of blocks of shared memory, removed once the prompt that names them is prepared.
-    shm_name_save_path: str | None = None
+    prompt: Annotated[
+        str | list[str | Whole | list[Whole]] | None,
+        about(
+            "a text or a list of token ids, or a list of up to 128 of them (`--max-prompts`)",
+            example="What is there?",
+        ),
+    ] = None
+    multi_modal_data: Annotated[
+        MediaData | None,
+        about(
+            "as vLLM's offline use has it: the images and videos of one prompt that is a text",
+            "none",
+        ),
+    ] = None
+    logprobs: Annotated[
+        Whole | None,
+        about(
+            "log-probabilities with so many of the likeliest tokens; up to `--max-logprobs` (20)",
+            "none",
+            minimum=0,
+        ),
+    ] = None
+    top_logprobs: Annotated[Whole | None, REFUSED] = None
+    # MindIE-LLM's: removed once the prompt that names its blocks is prepared.
+    shm_name_save_path: Annotated[str | None, about(_SHARED_MEMORY)] = None
 
 
 class TokenizeRequest(ToolFields, kw_only=True, forbid_unknown_fields=True):
-    """POST /tokenize: `prompt`, or `messages` with the chat template."""
+    """POST /tokenize: the tokens of `prompt`, or of `messages` with the chat template."""
 
-    model: str | None = None
-    prompt: str | None = None
-    messages: list[ChatMessage] | None = None
-    chat_template_kwargs: msgspec.Raw = _NONE
-    add_generation_prompt: bool | None = None
+    model: Annotated[str | None, about("the served name", "the only one")] = None
+    prompt: Annotated[str | None, about("a text", example="What is there?")] = None
+    messages: Annotated[list[ChatMessage] | None, about("a conversation")] = None
+    chat_template_kwargs: Annotated[msgspec.Raw, _TEMPLATE_KWARGS] = _NONE
+    add_generation_prompt: Annotated[bool | None, _OPENS] = None
     add_special_tokens: bool | None = None
-    max_window_size: Whole | None = None
-    return_token_strs: bool | None = None
-    # MindIE-LLM's: pictures are written to shared memory, and the names of their blocks appended to this list.
-    shm_name_save_path: str | None = None
+    max_window_size: Annotated[
+        Whole | None,
+        about(
+            "of conversations: keeps the system messages and the newest whole turns with which the prompt has less"
+            " tokens than this; 0 keeps all",
+            "`--max-window-size`, or the checkpoint's",
+            minimum=0,
+        ),
+    ] = None
+    return_token_strs: Annotated[
+        bool | None, about("each token as the vocabulary spells it, too", "false")
+    ] = None
+    # MindIE-LLM's: the names of the blocks to which pictures are written are appended to it.
+    shm_name_save_path: Annotated[str | None, about(_SHARED_MEMORY)] = None
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /detokenize."""
+    """POST /detokenize: the text of `tokens`."""
 
-    model: str | None = None
-    tokens: list[Whole] | None = None
+    model: Annotated[str | None, about("the served name", "the only one")] = None
+    tokens: Annotated[list[Whole] | None, about("token ids", example=[1, 2])] = None
 
 
 class ModelCard(msgspec.Struct, kw_only=True):
-    """GET /v1/models/{id}."""
+    """GET /v1/models/{id}: the model that is served."""
 
-    id: str
+    id: Annotated[str, about("its name")]
     object: str = "model"
-    created: int
+    created: Annotated[int, about("when this gateway started, in seconds of Unix time")]
     owned_by: str = "tessera"
-    max_model_len: int
-    # What it is served for: generate, embed, classify, score.
-    tasks: list[str] = []
-    # By prompt, encoder and decoder: whose code runs it, what is off, and the difference that was measured at start.
-    parts: Mapping[str, Mapping[str, Any]] = {}
+    max_model_len: Annotated[int, about("tokens of prompt and answer together at most")]
+    tasks: Annotated[
+        list[str], about("what it is served for: generate, embed, classify, score")
+    ] = []
+    parts: Annotated[
+        Mapping[str, Mapping[str, Any]],
+        about(
+            "by prompt, encoder and decoder: whose code runs it, what is off, and the difference that was measured at"
+            " start"
+        ),
+    ] = {}
 
 
 class ModelList(msgspec.Struct, kw_only=True):
-    """GET /v1/models."""
+    """GET /v1/models: the one model that is served."""
 
     object: str = "list"
     data: list[ModelCard]
@@ -146,11 +206,13 @@ class ModelList(msgspec.Struct, kw_only=True):
 class TokenizeReply(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The tokens of a prompt."""
 
-    count: int
-    max_model_len: int
-    tokens: list[int]
-    # As the vocabulary spells them, where they were asked for; None for an id without a token.
-    token_strs: list[str | None] | None = None
+    count: Annotated[int, about("how many there are")]
+    max_model_len: Annotated[int, about("how many the model takes")]
+    tokens: Annotated[list[int], about("their ids")]
+    token_strs: Annotated[
+        list[str | None] | None,
+        about("as the vocabulary spells them, where asked for; null for an id without a token"),
+    ] = None
 
 
 class DetokenizeReply(msgspec.Struct, kw_only=True):

@@ -24,6 +24,7 @@ from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.calls.tools import read_tools, refuse_tools
 from services.gateway.reading.data_urls import serialized
 from services.gateway.reading.generation import check_model, read_window
+from services.gateway.reading.media_options import read_media_options
 from services.gateway.reading.short_prompts import is_short
 from services.gateway.reading.unsupported import is_off, refuse_unsupported
 from services.gateway.slices import Slices
@@ -57,7 +58,7 @@ class Tokenizing:
         self._body_limits = body_limits
 
     async def tokenize(self, exchange: Exchange, caller: Caller) -> None:
-        """POST /tokenize: `prompt`, or `messages` with the chat template."""
+        """POST /tokenize: the tokens of `prompt`, or of `messages` with the chat template."""
         asked = await self._read(exchange, self._read_tokenize)
         prepare = asked.prepare
         prepare.request_id = caller.request_id
@@ -72,7 +73,7 @@ class Tokenizing:
             await exchange.respond_in_pieces(self._slices.joined(pieces))
 
     async def detokenize(self, exchange: Exchange, caller: Caller) -> None:
-        """POST /detokenize: `tokens` to `prompt`."""
+        """POST /detokenize: the text of `tokens`."""
         tokens = await self._read(exchange, self._read_detokenize)
         text = await asyncio.to_thread(self._model.table.text, tokens, skip_special_tokens=False)
         await exchange.reply(DetokenizeReply(prompt=text))
@@ -93,6 +94,7 @@ class Tokenizing:
         check_model(content.model, self._model)
         refuse_unsupported(content)
         prepare = _read_prompt(content, self._model)
+        read_media_options(content, prepare)
         prepare.shm_name_save_path = text(NAMES_FIELD, content.shm_name_save_path, _LONGEST_PATH)
         if content.add_special_tokens is not None:
             prepare.add_special_tokens = content.add_special_tokens

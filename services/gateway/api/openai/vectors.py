@@ -44,7 +44,7 @@ class Vectors:
         await self._pooling.answer(exchange, caller, self._read_embeddings)
 
     async def pooled(self, exchange: Exchange, caller: Caller) -> None:
-        """POST /pooling: whatever the model gives."""
+        """POST /pooling."""
         await self._pooling.answer(exchange, caller, self._read_pooled)
 
     async def classes(self, exchange: Exchange, caller: Caller) -> None:

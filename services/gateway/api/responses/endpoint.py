@@ -20,6 +20,17 @@ from services.gateway.http.forms import ErrorReply
 from shared.errors import ServingError
 from tessera.scheduler.v1.queue_pb2 import ReplyKind
 
+_USER = {"user": "the `user` of the request, where the server has no keys"}
+_EVENTS = {
+    "stream": "true: its events",
+    "starting_after": "a `sequence_number`: the events behind it",
+}
+_PAGE = {
+    "limit": "so many items, up to 100",
+    "order": "asc or desc",
+    "after": "the id of an item: those behind it",
+}
+
 
 class ResponsesEndpoint:
     """/v1/responses, and what lies below it."""
@@ -40,10 +51,10 @@ class ResponsesEndpoint:
         self.routes: Sequence[Route] = (
             Route("POST", path, self._create, ResponseBody, generates=True),
             Route("POST", f"{path}/input_tokens", counting.count, ResponseBody, InputTokens),
-            Route("GET", f"{path}/*", responses.get),
-            Route("DELETE", f"{path}/*", responses.delete),
-            Route("POST", f"{path}/*/cancel", responses.cancel),
-            Route("GET", f"{path}/*/input_items", responses.input_items),
+            Route("GET", f"{path}/*", responses.get, query={**_EVENTS, **_USER}),
+            Route("DELETE", f"{path}/*", responses.delete, query=_USER),
+            Route("POST", f"{path}/*/cancel", responses.cancel, query=_USER),
+            Route("GET", f"{path}/*/input_items", responses.input_items, query={**_PAGE, **_USER}),
         )
 
     def error(self, error: ServingError) -> ErrorReply:

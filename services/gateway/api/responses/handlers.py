@@ -26,7 +26,7 @@ class Responses:
         self._resumption = resumption
 
     async def get(self, exchange: Exchange, caller: Caller) -> None:
-        """GET /v1/responses/{id}; with `stream=true` its events behind `starting_after`."""
+        """GET /v1/responses/{id}: a response as it is, or its events behind `starting_after`."""
         found = await self._find(exchange, caller)
         if exchange.query("stream") == "true":
             await self._stream(exchange, found, _number(exchange, "starting_after"))
@@ -34,12 +34,12 @@ class Responses:
             await exchange.respond(200, await self._kept.now(found))
 
     async def cancel(self, exchange: Exchange, caller: Caller) -> None:
-        """POST /v1/responses/{id}/cancel."""
+        """POST /v1/responses/{id}/cancel: ends its request."""
         found = await self._find(exchange, caller, "/cancel")
         await exchange.respond(200, await self._kept.cancel(found))
 
     async def delete(self, exchange: Exchange, caller: Caller) -> None:
-        """DELETE /v1/responses/{id}."""
+        """DELETE /v1/responses/{id}: ends its request and forgets it."""
         found = await self._find(exchange, caller)
         await self._kept.forget(found)
         name = ID_PREFIX + found.request_id
@@ -47,7 +47,7 @@ class Responses:
         await exchange.respond(200, compact(content).encode())
 
     async def input_items(self, exchange: Exchange, caller: Caller) -> None:
-        """GET /v1/responses/{id}/input_items."""
+        """GET /v1/responses/{id}/input_items: what this request sent, a page at a time."""
         found = await self._find(exchange, caller, "/input_items")
         chain = [(found.request_id, found.input)]
         await exchange.respond(200, page_of_items(chain, exchange.query))

@@ -29,7 +29,9 @@ class CountInput:
         self._body_limits = body_limits
 
     async def count(self, exchange: Exchange, caller: Caller) -> None:
-        """The tokens, pictures and what `previous_response_id` names included."""
+        """POST /v1/responses/input_tokens: the tokens of its prompt, pictures and what `previous_response_id` names
+        included.
+        """
         body = await exchange.json_body(self._body_limits)
         one = Creation(self._generating, self._kept, caller)
         await one.look_up(body)

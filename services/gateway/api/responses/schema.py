@@ -1,7 +1,10 @@
 """The bodies of requests for responses. What is not listed is refused by its name."""
 
+from typing import Annotated
+
 import msgspec
 
+from services.gateway.decoding.about import Refused, about
 from services.gateway.decoding.decode import Whole
 
 _NONE = msgspec.Raw()
@@ -17,67 +20,94 @@ class _Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class ContentPart(_Body):
     """One part of what an item says; `type` says which fields are read."""
 
-    type: str | None = None
-    text: str | None = None
-    refusal: str | None = None
-    image_url: str | None = None
-    detail: str | None = None
+    type: Annotated[
+        str | None,
+        about(
+            "input_text, input_image, output_text or refusal; in reasoning summary_text or reasoning_text"
+        ),
+    ] = None
+    text: Annotated[str | None, about("a text")] = None
+    refusal: Annotated[str | None, about("what the assistant refused")] = None
+    image_url: Annotated[str | None, about("a data:, http:, https: or file: URL")] = None
+    detail: Annotated[str | None, about("auto, low or high; without effect")] = None
     # Of what a response said; without effect.
-    annotations: msgspec.Raw = _NONE
-    logprobs: msgspec.Raw = _NONE
+    annotations: Annotated[msgspec.Raw, about("of what a response said; without effect")] = _NONE
+    logprobs: Annotated[msgspec.Raw, about("of what a response said; without effect")] = _NONE
     # Taken with null alone.
-    file_id: msgspec.Raw = _NONE
+    file_id: Refused = _NONE
 
 
 class Item(_Body):
     """One item; `type` says which fields are read, and without it the item is a message."""
 
-    type: str | None = None
+    type: Annotated[
+        str | None,
+        about(
+            "message, function_call, function_call_output, reasoning or item_reference", "message"
+        ),
+    ] = None
     # Of a message, and of reasoning.
-    role: str | None = None
-    content: str | list[ContentPart] | None = None
+    role: Annotated[str | None, about("user, assistant, system or developer")] = None
+    content: Annotated[str | list[ContentPart] | None, about("a text, or parts in their order")] = (
+        None
+    )
     # Of a call, and of what it gave.
-    call_id: str | None = None
-    name: str | None = None
-    arguments: str | None = None
-    output: str | list[ContentPart] | None = None
+    call_id: Annotated[str | None, about("the name of a call")] = None
+    name: Annotated[str | None, about("the tool that was called")] = None
+    arguments: Annotated[str | None, about("the text of a JSON object")] = None
+    output: Annotated[str | list[ContentPart] | None, about("what a call gave")] = None
     # Names that a response gave; without effect.
-    id: str | None = None
-    status: str | None = None
-    phase: str | None = None
+    id: Annotated[
+        str | None,
+        about("the name that a response gave it; of item_reference the item that is meant"),
+    ] = None
+    status: Annotated[str | None, about("without effect")] = None
+    phase: Annotated[str | None, about("without effect")] = None
     # Of reasoning: read where there is no content.
-    summary: list[ContentPart] | None = None
-    encrypted_content: str | None = None
+    summary: Annotated[
+        list[ContentPart] | None, about("of reasoning: read where there is no content")
+    ] = None
+    encrypted_content: Annotated[str | None, about("without effect")] = None
 
 
 class Reasoning(_Body):
     """How hard to think."""
 
-    effort: str | None = None
-    summary: str | None = None
+    effort: Annotated[
+        str | None,
+        about("none, minimal, low, medium, high or xhigh, for the chat template", "the template's"),
+    ] = None
+    summary: Annotated[
+        str | None, about("auto, concise or detailed; without effect: thoughts are given whole")
+    ] = None
 
 
 class TextFormat(_Body):
     """The form of the answer."""
 
-    type: str | None = None
-    name: str | None = None
-    description: str | None = None
-    schema: msgspec.Raw = _NONE
-    strict: bool | None = None
+    type: Annotated[str | None, about("text, json_object or json_schema", "text")] = None
+    name: Annotated[str | None, about("a name, which is repeated")] = None
+    description: Annotated[str | None, about("repeated")] = None
+    schema: Annotated[msgspec.Raw, about("of json_schema: the schema")] = _NONE
+    strict: Annotated[
+        bool | None,
+        about("false leaves objects open, and leaves aside what cannot be held to", "true"),
+    ] = None
 
 
 class TextConfig(_Body):
     """The form of the answer, and how long it is to be."""
 
-    format: TextFormat | None = None
-    verbosity: str | None = None
+    format: Annotated[TextFormat | None, about("the form of the answer", "text")] = None
+    verbosity: Annotated[str | None, about("low, medium or high, for the chat template")] = None
 
 
 class StreamOptions(_Body):
     """What events have beside what they say; without effect: ours have nothing else."""
 
-    include_obfuscation: bool | None = None
+    include_obfuscation: Annotated[
+        bool | None, about("without effect: events have nothing else")
+    ] = None
 
 
 class KeptFields(msgspec.Struct, kw_only=True):
@@ -98,43 +128,74 @@ class KeptOutput(msgspec.Struct, kw_only=True):
 
 
 class ResponseBody(_Body):
-    """POST /v1/responses."""
+    """POST /v1/responses: the next response of a conversation."""
 
     model: str | None = None
-    input: str | list[Item] | None = None
-    instructions: str | None = None
-    previous_response_id: str | None = None
-    store: bool | None = None
-    background: bool | None = None
-    metadata: dict[str, str] | None = None
-    include: list[str] | None = None
+    input: Annotated[
+        str | list[Item] | None, about("a text, or items in their order", example="What is there?")
+    ] = None
+    instructions: Annotated[
+        str | None, about("the system message, of this response alone", "none")
+    ] = None
+    previous_response_id: Annotated[
+        str | None,
+        about("a kept response: what it was made of and what it said stand before `input`", "none"),
+    ] = None
+    store: Annotated[bool | None, about("whether the response is kept", "true")] = None
+    background: Annotated[
+        bool | None,
+        about("true: the reply comes at once, the answer is made whoever listens", "false"),
+    ] = None
+    metadata: Annotated[
+        dict[str, str] | None,
+        about("up to 16 texts of up to 512 characters, repeated in the response", "{}"),
+    ] = None
+    include: Annotated[list[str] | None, about("accepted, without effect")] = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: Annotated[StreamOptions | None, about("accepted, without effect")] = None
     # What the model may do, and how it answers.
-    tools: msgspec.Raw = _NONE
-    tool_choice: msgspec.Raw = _NONE
-    parallel_tool_calls: bool | None = None
-    reasoning: Reasoning | None = None
-    text: TextConfig | None = None
-    truncation: str | None = None
+    tools: Annotated[
+        msgspec.Raw,
+        about(
+            "functions that the model may call; tools of other types are repeated, and the model is not told of them",
+            "none",
+        ),
+    ] = _NONE
+    tool_choice: Annotated[
+        msgspec.Raw, about("auto, none, required, a function by its name, or allowed_tools", "auto")
+    ] = _NONE
+    parallel_tool_calls: Annotated[
+        bool | None, about("false leaves all calls but the first one out", "true")
+    ] = None
+    reasoning: Annotated[Reasoning | None, about("how hard to think")] = None
+    text: Annotated[
+        TextConfig | None, about("the form of the answer, and how long it is to be")
+    ] = None
+    truncation: Annotated[str | None, about("disabled", "disabled")] = None
     # Which tokens, and how many.
-    max_output_tokens: Whole | None = None
+    max_output_tokens: Annotated[
+        Whole | None,
+        about("1 to the model's length; with the prompt not above it", "checkpoint", example=50),
+    ] = None
     temperature: float | None = None
     top_p: float | None = None
-    top_logprobs: Whole | None = None
+    top_logprobs: Annotated[Whole | None, about("0", "0")] = None
     # Who asks, and with what urgency.
     user: str | None = None
     service_tier: str | None = None
     # Repeated, without effect: tools of the server's own, who asks, where to find what was computed.
-    max_tool_calls: Whole | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
+    max_tool_calls: Annotated[Whole | None, about("repeated, without effect")] = None
+    safety_identifier: Annotated[str | None, about("repeated, without effect")] = None
+    prompt_cache_key: Annotated[str | None, about("repeated, without effect")] = None
+    prompt_cache_retention: Annotated[str | None, about("repeated, without effect")] = None
     # As in chats; OpenAI has none of them.
     top_k: Whole | None = None
     min_p: float | None = None
     seed: Whole | None = None
     stop: str | list[str] | None = None
+    thinking_token_budget: Whole | None = None
+    mm_processor_kwargs: msgspec.Raw = _NONE
+    media_io_kwargs: msgspec.Raw = _NONE
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -147,4 +208,4 @@ class InputTokens(msgspec.Struct, kw_only=True):
     """POST /v1/responses/input_tokens."""
 
     object: str = "response.input_tokens"
-    input_tokens: int
+    input_tokens: Annotated[int, about("tokens of the prompt that the body would make")]

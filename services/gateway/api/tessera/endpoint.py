@@ -14,6 +14,10 @@ from shared.errors import ServingError
 from shared.net.rpc.server import RpcServer
 from tessera.gateway.v1 import chat_pb2, chat_pb2_grpc
 
+_USER = {"user": "the `user` of the request, where the server has no keys"}
+_AFTER = {
+    "after": "the id of an event: those behind it come; the header Last-Event-ID says the same"
+}
 _SERVICE = chat_pb2.DESCRIPTOR.services_by_name["ChatService"].full_name
 
 
@@ -26,9 +30,9 @@ class TesseraEndpoint:
     def __init__(self, requests: Requests, information: Information) -> None:
         ready, live = information.ready, information.live
         self.routes: Sequence[Route] = (
-            Route("GET", "/v1/requests/*", requests.state),
-            Route("DELETE", "/v1/requests/*", requests.cancel),
-            Route("GET", "/v1/requests/*/stream", requests.stream),
+            Route("GET", "/v1/requests/*", requests.state, query=_USER),
+            Route("DELETE", "/v1/requests/*", requests.cancel, query=_USER),
+            Route("GET", "/v1/requests/*/stream", requests.stream, query={**_USER, **_AFTER}),
             Route("GET", "/health", ready, needs_key=False, is_probe=True),
             Route("GET", "/health/ready", ready, needs_key=False, is_probe=True),
             Route("GET", "/health/live", live, needs_key=False, is_probe=True),

@@ -54,12 +54,14 @@ class Information:
         await _json(exchange, {"server_load": self._open_answers()})
 
     async def metrics(self, exchange: Exchange, caller: Caller) -> None:
-        """GET /metrics. While Redis is away the schedulers' load is the last one known."""
+        """GET /metrics: those of the server, in the form of Prometheus. While Redis is away the schedulers' load is the
+        last one known.
+        """
         await self._reporter.look()
         await exchange.respond(200, self._metrics.text(), _PROMETHEUS)
 
     async def version(self, exchange: Exchange, caller: Caller) -> None:
-        """GET /version."""
+        """GET /version: which release the server is."""
         await _json(exchange, {"version": self._version})
 
 

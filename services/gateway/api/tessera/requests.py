@@ -18,12 +18,12 @@ class Requests:
         self._make_writer = make_writer
 
     async def state(self, exchange: Exchange, caller: Caller) -> None:
-        """GET /v1/requests/{id}."""
+        """GET /v1/requests/{id}: how far a request is."""
         state = await self._resumption.find(_name(exchange), _tenant(exchange, caller))
         await exchange.respond(200, status_body(state))
 
     async def cancel(self, exchange: Exchange, caller: Caller) -> None:
-        """DELETE /v1/requests/{id}."""
+        """DELETE /v1/requests/{id}: cancels a request."""
         state = await self._resumption.cancel(_name(exchange), _tenant(exchange, caller))
         await exchange.respond(200, status_body(state))
 

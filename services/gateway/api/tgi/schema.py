@@ -1,7 +1,10 @@
 """The bodies of TGI's requests and replies. Fields of requests that are not listed are ignored, as TGI does."""
 
+from typing import Annotated
+
 import msgspec
 
+from services.gateway.decoding.about import Refused, about
 from services.gateway.decoding.decode import Whole
 from services.gateway.reading.prompt_parts import PromptText
 
@@ -11,55 +14,84 @@ _NONE = msgspec.Raw()
 class Grammar(msgspec.Struct, kw_only=True):
     """`parameters.grammar`: `type` says what `value` is."""
 
-    type: str | None = None
-    value: msgspec.Raw = _NONE
+    type: Annotated[str | None, about("json, json_schema or regex")] = None
+    value: Annotated[
+        msgspec.Raw, about("a schema; of json_schema an object with it; of regex an expression")
+    ] = _NONE
 
 
 class NamedSchema(msgspec.Struct, kw_only=True):
     """The value of a grammar of the type "json_schema"."""
 
-    name: str | None = None
-    schema: msgspec.Raw = _NONE
+    name: Annotated[str | None, about("without effect")] = None
+    schema: Annotated[msgspec.Raw, about("the schema")] = _NONE
 
 
 class Parameters(msgspec.Struct, kw_only=True):
     """How to generate, under TGI's names; None is the default."""
 
-    best_of: Whole | None = None
-    decoder_input_details: bool | None = None
-    details: bool | None = None
-    do_sample: bool | None = None
+    best_of: Annotated[
+        Whole | None, about("candidates of which the best one is given; not with streams", "1")
+    ] = None
+    decoder_input_details: Annotated[
+        bool | None, about("with `details`: the prompt's tokens; not with streams", "false")
+    ] = None
+    details: Annotated[
+        bool | None,
+        about("tokens with log-probabilities, `finish_reason`, `seed`, counts", "false"),
+    ] = None
+    do_sample: Annotated[
+        bool | None,
+        about(
+            "without it, and without `temperature`, `top_k` and `top_p`, the likeliest tokens are taken",
+            "false",
+        ),
+    ] = None
     frequency_penalty: float | None = None
-    grammar: Grammar | None = None
-    max_new_tokens: Whole | None = None
+    grammar: Annotated[Grammar | None, about("the form of the answer", "none")] = None
+    max_new_tokens: Annotated[Whole | None, about("as `max_tokens`", "100")] = None
     repetition_penalty: float | None = None
-    return_full_text: bool | None = None
+    return_full_text: Annotated[bool | None, about("the prompt before the answer", "false")] = None
     seed: Whole | None = None
-    stop: list[str] | None = None
-    stop_sequences: list[str] | None = None  # as it used to be called
+    stop: Annotated[
+        list[str] | None,
+        about("up to 16 texts that end the answer; what was found stays in it", "none"),
+    ] = None
+    stop_sequences: Annotated[list[str] | None, about("the older name of `stop`")] = None
     temperature: float | None = None
     top_k: Whole | None = None
-    top_n_tokens: Whole | None = None
+    top_n_tokens: Annotated[
+        Whole | None, about("with `details`: so many of the likeliest tokens")
+    ] = None
     top_p: float | None = None
-    truncate: Whole | None = None
-    typical_p: float | None = None
+    truncate: Annotated[Whole | None, about("keeps so many tokens of the prompt's end", "all")] = (
+        None
+    )
+    typical_p: Annotated[float | None, about("1")] = None
     # Not taken, but for what means "off".
-    watermark: msgspec.Raw = _NONE
-    adapter_id: msgspec.Raw = _NONE
+    watermark: Refused = _NONE
+    adapter_id: Refused = _NONE
 
 
 class GenerateRequest(msgspec.Struct, kw_only=True):
-    """POST /, /generate and /generate_stream. Images are `![](URL)` in `inputs`, or parts of a list, MindIE's way."""
+    """POST /, /generate and /generate_stream: what follows a text. Images are `![](URL)` in `inputs`, or parts of a
+    list, MindIE's way.
+    """
 
-    inputs: PromptText | None = None
-    parameters: Parameters | None = None
+    inputs: Annotated[
+        PromptText | None,
+        about("a text, in which pictures are ![](URL), or parts", example="What is there?"),
+    ] = None
+    parameters: Annotated[Parameters | None, about("how to generate")] = None
     # Of POST / alone.
-    stream: bool | None = None
+    stream: Annotated[
+        bool | None, about("of POST / alone: the answer comes as events", "false")
+    ] = None
     model: str | None = None
 
 
 class InfoReply(msgspec.Struct, kw_only=True):
-    """GET /info."""
+    """GET /info: what is served, and its limits."""
 
     model_id: str
     model_sha: str | None = None

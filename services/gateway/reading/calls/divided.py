@@ -4,13 +4,20 @@ import json
 from dataclasses import replace
 
 from services.gateway.model.served_model import ServedModel
+from services.gateway.reading.calls.budget import read_budget
 from services.gateway.reading.calls.tools import Tools
 from services.gateway.reading.constraint import Constraint
 from services.gateway.reading.generation import check_form
 from services.gateway.reading.options import GenerationOptions
 from services.gateway.reading.valid_request import ValidRequest
 from shared.errors import InvalidRequest
-from shared.output_format.grammar import Form, behind_reasoning, calls_form
+from shared.output_format.grammar import (
+    Form,
+    behind_reasoning,
+    bounded_reasoning,
+    calls_form,
+)
+from shared.output_format.table import ReasoningFormat
 from tessera.common.v1.sampling_pb2 import SamplingParams
 from tessera.scheduler.v1.queue_pb2 import MessageFormat, ReplyKind
 
@@ -24,14 +31,16 @@ def divided(
     single_call: bool,
     hides_reasoning: bool,
     kind: "ReplyKind.ValueType" = ReplyKind.REPLY_KIND_CHAT_MESSAGE,
+    budget_field: str = "thinking_token_budget",
 ) -> ValidRequest:
     """A chat's request, whose answer is divided where the model writes reasoning, or may write calls; and held to calls
-    where one has to be made. `kind`: of a reply that is divided. Raises InvalidRequest naming what cannot be asked for
-    beside that.
+    where one has to be made. `kind`: of a reply that is divided; `budget_field`: what the client calls a bound of
+    reasoning. Raises InvalidRequest naming what cannot be asked for beside that.
     """
     calls = model.forms.calls if tools.schemas_json else None
     reasoning, reply = model.forms.reasoning, request.reply
     if reply.prompt_only or (calls is None and reasoning is None):
+        read_budget(request, options, reasoning, model, budget_field)
         return request
     reply.kind = kind
     del reply.clean_up[:]
@@ -44,8 +53,9 @@ def divided(
             schemas_json=tools.schemas_json,
         )
     )
+    most = read_budget(request, options, reasoning, model, budget_field)
     if not tools.demanded or calls is None:
-        return request
+        return request if most is None or reasoning is None else _bounded(request, reasoning, most)
     if request.constraint is not None:
         field = request.constraint.field
         raise InvalidRequest(
@@ -57,10 +67,27 @@ def divided(
     form = calls_form(calls, tools.demanded, single=single_call or tools.one_is_named)
     if reasoning is None:
         return replace(request, constraint=_constraint(form, tools))
-    begun = behind_reasoning(form, reasoning, in_reasoning=True)
-    within = replace(request, constraint=_constraint(begun, tools), sampling=SamplingParams())
-    form = behind_reasoning(form, reasoning, in_reasoning=False)
-    return replace(request, constraint=_constraint(form, tools), within_reasoning=within)
+    return _either(
+        request,
+        _constraint(behind_reasoning(form, reasoning, in_reasoning=False, most=most), tools),
+        _constraint(behind_reasoning(form, reasoning, in_reasoning=True, most=most), tools),
+    )
+
+
+def _bounded(request: ValidRequest, reasoning: ReasoningFormat, most: int) -> ValidRequest:
+    """The same, whose reasoning has at most so many tokens."""
+    forms = (bounded_reasoning(reasoning, most, in_reasoning=opened) for opened in (False, True))
+    outside, within = (
+        Constraint("thinking", "structural_tag", json.dumps({"format": form}).encode())
+        for form in forms
+    )
+    return _either(request, outside, within)
+
+
+def _either(request: ValidRequest, outside: Constraint, within: Constraint) -> ValidRequest:
+    """The same, held to a form that depends on whether the prompt ends within reasoning."""
+    begun = replace(request, constraint=within, sampling=SamplingParams())
+    return replace(request, constraint=outside, within_reasoning=begun)
 
 
 def _constraint(form: Form, tools: Tools) -> Constraint:

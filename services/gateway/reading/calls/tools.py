@@ -4,10 +4,11 @@ whether the last message is gone on with.
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
+from services.gateway.decoding.about import Refused, about
 from services.gateway.decoding.bounds import text, wrong
 from services.gateway.decoding.list_limits import (
     LONGEST_DOCUMENTS,
@@ -15,7 +16,8 @@ from services.gateway.decoding.list_limits import (
     LONGEST_TOOLS,
 )
 from services.gateway.model.output_forms import OutputForms
-from services.gateway.reading.unsupported import UnsupportedFields, is_off, unsupported
+from services.gateway.reading.media_options import MediaFields
+from services.gateway.reading.unsupported import is_off, unsupported
 from shared.errors import InvalidRequest
 from shared.output_format.grammar import has_grammar
 from tessera.preprocess.v1.preprocess_pb2 import Conversation
@@ -25,17 +27,46 @@ _REQUIRED = "required"
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
 
-class ToolFields(UnsupportedFields, kw_only=True):
+class ToolFields(MediaFields, kw_only=True):
     """The fields; lists as unread JSON, which is empty where a body does not have them."""
 
-    tools: msgspec.Raw = _NONE
-    tool_choice: msgspec.Raw = _NONE
-    parallel_tool_calls: bool | None = None
-    functions: msgspec.Raw = _NONE
-    function_call: msgspec.Raw = _NONE
-    documents: msgspec.Raw = _NONE
-    reasoning_effort: str | None = None
-    continue_final_message: bool | None = None
+    tools: Annotated[
+        msgspec.Raw,
+        about(
+            'tools that the model sees and may call: a list of {"type": "function", "function": {"name", "description",'
+            ' "parameters"}}',
+            "none",
+        ),
+    ] = _NONE
+    tool_choice: Annotated[
+        msgspec.Raw,
+        about(
+            '"auto", "none", "required", or {"type": "function", "function": {"name": ...}}', "auto"
+        ),
+    ] = _NONE
+    parallel_tool_calls: Annotated[
+        bool | None, about("false leaves all calls but the first one out", "true")
+    ] = None
+    functions: Refused = _NONE
+    function_call: Refused = _NONE
+    documents: Annotated[
+        msgspec.Raw,
+        about("a list of objects that chat templates know as `documents`; up to 1 MiB", "none"),
+    ] = _NONE
+    reasoning_effort: Annotated[
+        str | None,
+        about(
+            "how hard to think, for the chat template: none, minimal, low, medium, high or xhigh",
+            "the template's",
+        ),
+    ] = None
+    continue_final_message: Annotated[
+        bool | None,
+        about(
+            "true: the prompt ends where the text of the last message does, and the answer goes on with it",
+            "false",
+        ),
+    ] = None
 
 
 class Tools(NamedTuple):

@@ -1,6 +1,7 @@
 """The parts of a grammar, each compiled and checked for itself: a grammar of ours refers to them by name."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,8 @@ from services.gateway.reading.structured.schemas import prepared
 TEXT = r"/(.|\n)*/"
 # Text of tokenizers that put a space before it, which is taken off again when it is shown.
 _SPACE = "/ ?/ "
+# Any tokens, that space among them.
+_ANY_TOKENS = re.compile(r'[(" ]*<\[[*^]')
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +99,8 @@ class Parts:
 
     def written(self, *, with_space: bool) -> str:
         """The whole grammar. `with_space`: it may begin with a space."""
-        start = f"{_SPACE}({self.start})" if with_space else self.start
+        spaced = with_space and not _ANY_TOKENS.match(self.start)
+        start = f"{_SPACE}({self.start})" if spaced else self.start
         rules = "\n".join([f"start: {start}", *self.rules])
         is_plain = rules == "start: @part_0"
         grammars = self._grammars if is_plain else [{"lark_grammar": rules}, *self._grammars]

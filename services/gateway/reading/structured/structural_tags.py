@@ -9,6 +9,7 @@ from services.gateway.reading.structured.errors import FormError
 from services.gateway.reading.structured.parts import TEXT, Parts
 
 _DEEPEST = 32
+_MOST_TOKENS = 1 << 24
 
 
 def structural_tag(parts: Parts, value: Any) -> str:
@@ -61,6 +62,24 @@ def _any_text(parts: Parts, form: dict[str, Any], at: str, depth: int) -> str:
     if form.get("excludes"):
         raise FormError("is not supported: leave it out", f"{at}.excludes")
     return TEXT
+
+
+def _any_tokens(parts: Parts, form: dict[str, Any], at: str, depth: int) -> str:
+    excluded = []
+    for index, text in enumerate(form.get("excludes") or ()):
+        number = parts.added_tokens.get(text) if isinstance(text, str) else None
+        if number is None:
+            raise FormError(
+                "must be a token that was added to the vocabulary", f"{at}.excludes[{index}]"
+            )
+        excluded.append(str(number))
+    one = f"<[^{','.join(excluded)}]>" if excluded else "<[*]>"
+    most = form.get("max_tokens")
+    if most is None:
+        return f"{one}*"
+    if not isinstance(most, int) or isinstance(most, bool) or not 0 <= most <= _MOST_TOKENS:
+        raise FormError(f"must be a whole number from 0 to {_MOST_TOKENS}", f"{at}.max_tokens")
+    return f"{one}{{0,{most}}}" if most else '""'
 
 
 def _sequence(parts: Parts, form: dict[str, Any], at: str, depth: int) -> str:
@@ -165,6 +184,7 @@ _KINDS: dict[str, Callable[[Parts, dict[str, Any], str, int], str]] = {
     "regex": _regex,
     "grammar": _grammar,
     "any_text": _any_text,
+    "any_tokens": _any_tokens,
     "sequence": _sequence,
     "or": _or,
     "tag": _tag,

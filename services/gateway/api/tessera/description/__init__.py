@@ -1,0 +1,1 @@
+"""What the server says of its own routes: a description for machines, and a page for people."""

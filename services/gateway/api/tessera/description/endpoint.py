@@ -1,0 +1,76 @@
+"""The description of this server's routes: for machines in OpenAPI's form, for people as a page."""
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from services.gateway.admission.api_keys import BEARER
+from services.gateway.admission.caller import Caller
+from services.gateway.api.error_object import error_reply
+from services.gateway.api.tessera.description.document import describe
+from services.gateway.decoding.decode import in_thread
+from services.gateway.http.endpoint import Endpoint, Route
+from services.gateway.http.exchange import Exchange
+from services.gateway.http.forms import ErrorReply
+from services.gateway.release import release
+from shared.errors import ServingError
+
+_PAGE = Path(__file__).with_name("page.html")
+_HTML = b"text/html; charset=utf-8"
+
+
+class DescriptionEndpoint:
+    """GET /openapi.json and /docs."""
+
+    roots = ("/openapi.json", "/docs")
+    key_headers = (BEARER,)
+
+    def __init__(self, endpoints: Sequence[Endpoint], *, has_keys: bool) -> None:
+        """`endpoints`: all others; `has_keys`: whether callers need keys."""
+        # Who may call the server may know what there is to call.
+        self.routes: Sequence[Route] = (
+            Route("GET", "/openapi.json", self._openapi, needs_key=False),
+            Route("GET", "/docs", self._docs, needs_key=False),
+        )
+        self._described = [*endpoints, self]
+        self._has_keys = has_keys
+        self._document = b""
+        self._page = _PAGE.read_bytes()
+        self._policy = [(b"content-security-policy", policy_of(self._page.decode()).encode())]
+
+    def error(self, error: ServingError) -> ErrorReply:
+        """In OpenAI's form."""
+        return error_reply(error)
+
+    async def _openapi(self, exchange: Exchange, caller: Caller) -> None:
+        """GET /openapi.json: all routes and their fields, in OpenAPI's form."""
+        if not self._document:
+            self._document = await in_thread(self._make)
+        await exchange.respond(200, self._document)
+
+    async def _docs(self, exchange: Exchange, caller: Caller) -> None:
+        """GET /docs: a page that shows them, and sends requests."""
+        await exchange.respond(200, self._page, _HTML, self._policy)
+
+    def _make(self) -> bytes:
+        document = describe(self._described, release(), has_keys=self._has_keys)
+        return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def policy_of(page: str) -> str:
+    """The Content-Security-Policy of a page that needs its own script and style, and this server, and nothing else."""
+    script, style = (
+        " ".join(_digest(text) for text in re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL))
+        for tag in ("script", "style")
+    )
+    return (
+        f"default-src 'none'; script-src {script}; style-src {style}; img-src data:; connect-src 'self';"
+        " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    )
+
+
+def _digest(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,0 +1,111 @@
+"""What the server says of its own routes is what it has, and the page that shows it needs nothing else."""
+
+import json
+import re
+from typing import Any
+
+import httpx
+import pytest
+from openapi_spec_validator import validate
+
+from services.gateway.api.tessera.description.endpoint import policy_of
+from services.gateway.api.tessera.description.schemas import Schemas
+from services.gateway.decoding.decode import decode
+from services.gateway.reading.generation import read_generation, text_prompt
+from services.gateway.reading.options import GenerationOptions
+from shared.errors import InvalidRequest
+from tessera.scheduler.v1.queue_pb2 import ReplyKind
+from tests.support.gateway.served_model import model
+from tests.support.gateway.stage import ANSWER, Stage
+
+
+async def described(http: httpx.AsyncClient) -> dict[str, Any]:
+    reply = await http.get("/openapi.json")
+    assert reply.status_code == 200 and reply.headers["content-type"] == "application/json"
+    document: dict[str, Any] = reply.json()
+    return document
+
+
+async def test_every_route_is_described_validly(stage: Stage) -> None:
+    document = await described(stage.http)
+    validate(document)
+    # The error about a path that is not there lists all that are.
+    told = (await stage.http.get("/nothing")).json()["error"]["message"].rpartition("has ")[2]
+    described_paths = {re.sub(r"\{\w+\}", "{id}", path) for path in document["paths"]}
+    assert set(told.split(", ")) == {path for path in described_paths if "/versions/" not in path}
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            # Whatever it answers, it is not that there is no such route or method.
+            reply = await stage.http.request(method, path.replace("{", "").replace("}", ""))
+            assert reply.status_code != 405, path
+            assert not operation["summary"].startswith(method.upper()), path
+            assert operation["security"] == []
+
+
+async def test_examples_of_bodies_are_answered(stage: Stage) -> None:
+    document = await described(stage.http)
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"):
+        body = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+        reply = await stage.http.post(path, json=body["example"])
+        assert reply.status_code == 200 and ANSWER[:10] in reply.text, path
+
+
+async def test_fields_are_told_with_their_types_and_those_that_are_refused_are_left_out(
+    stage: Stage,
+) -> None:
+    document = await described(stage.http)
+    fields = document["components"]["schemas"]["ChatRequest"]["properties"]
+    assert fields["top_k"]["type"] == ["integer", "null"]
+    assert (fields["temperature"]["minimum"], fields["temperature"]["maximum"]) == (0, 2)
+    assert not {"suffix", "modalities", "logits_processors"} & fields.keys()
+    for name, schema in document["components"]["schemas"].items():
+        if name.endswith(("Request", "Body", "Parameters", "Options")):
+            lacking = [k for k, v in schema["properties"].items() if "description" not in v]
+            assert lacking == [], name
+
+
+BOUNDED = {
+    name: field
+    for name, field in Schemas([GenerationOptions]).fields(GenerationOptions).items()
+    if {"minimum", "maximum", "exclusiveMinimum"} & field.keys()
+}
+# Of completions of a text.
+_ELSEWHERE = {"thinking_token_budget", "timeout"}
+
+
+@pytest.mark.parametrize("name", sorted(BOUNDED.keys() - _ELSEWHERE))
+def test_bounds_that_are_told_are_those_that_hold(name: str) -> None:
+    bounds = BOUNDED[name]
+    wrong = []
+    if "minimum" in bounds:
+        wrong.append(bounds["minimum"] - 1)
+        taken(name, bounds["minimum"])
+    if "exclusiveMinimum" in bounds:
+        wrong.append(bounds["exclusiveMinimum"])
+    if "maximum" in bounds:
+        wrong.append(bounds["maximum"] + 1)
+        taken(name, bounds["maximum"])
+    for value in wrong:
+        with pytest.raises(InvalidRequest) as caught:
+            taken(name, value)
+        assert caught.value.metadata["field"] == name
+
+
+def taken(name: str, value: float) -> None:
+    body = {name: value, "echo": True, "use_beam_search": name == "length_penalty"}
+    if name == "truncate_prompt_tokens":
+        body["echo"] = False
+    options = decode(json.dumps(body).encode(), GenerationOptions)
+    kind = ReplyKind.REPLY_KIND_COMPLETION
+    read_generation(options, text_prompt("hello"), kind, None, model())
+
+
+async def test_the_page_loads_nothing_from_elsewhere(stage: Stage) -> None:
+    page = await stage.http.get("/docs")
+    assert page.headers["content-type"].startswith("text/html")
+    assert not re.search(r"(?:src|href)=\"(?!/|data:)", page.text)
+    assert "http" not in page.text.replace("http-equiv", "")
+    policy = page.headers["content-security-policy"]
+    assert policy == policy_of(page.text) and "default-src 'none'" in policy
+    for tag in ("script", "style"):
+        assert f"{tag}-src 'sha256-" in policy and page.text.count(f"<{tag}") == 1
