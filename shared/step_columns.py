@@ -59,6 +59,8 @@ class PlanColumns(Generic[Column]):
     row_count: Column = field(default_factory=_empty, metadata=_of("row"))
     sample_row: Column = field(default_factory=_empty, metadata=_of("sample"))
     sample_slot: Column = field(default_factory=_empty, metadata=_of("sample", Holds.SLOT))
+    pool_row: Column = field(default_factory=_empty, metadata=_of("pool"))
+    pool_slot: Column = field(default_factory=_empty, metadata=_of("pool", Holds.SLOT))
     draft_slot: Column = field(default_factory=_empty, metadata=_of("draft", Holds.SLOT))
     draft_token: Column = field(default_factory=_empty, metadata=_of("draft"))
     sealed_blocks: Column = field(

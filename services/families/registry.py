@@ -15,6 +15,7 @@ from importlib.metadata import EntryPoint, entry_points
 import services.families
 from services.families import generic, generic_media
 from services.families.family import Family, is_generic, load_part
+from services.families.vectors import MODULES, generating_name
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.refusal import unsupported
 from shared.errors import InvalidRequest
@@ -39,6 +40,9 @@ def find(checkpoint: Checkpoint) -> Family:
     architecture = checkpoint.architecture
     found = _native(checkpoint, architecture, lambda family: architecture in family.architectures)
     found = found or generic_media.family_of(checkpoint)
+    if found is None:
+        alike = generating_name(architecture)
+        found = _native(checkpoint, architecture, lambda family: alike in family.architectures)
     if found is not None:
         return found
     if checkpoint.text_config is not checkpoint.config or checkpoint.vision_config is not None:
@@ -73,6 +77,13 @@ def find_decoder(checkpoint: Checkpoint, backend: ModelBackend = ModelBackend.AU
     if backend is ModelBackend.AUTO and generic.has_other_activation(checkpoint, kind):
         return generic.GENERIC
     return found or generic.GENERIC
+
+
+def is_for_vectors(checkpoint: Checkpoint) -> bool:
+    """Whether it was saved to give vectors or scores: it may have no output matrix."""
+    alike = generating_name(checkpoint.kind)
+    is_alike = any(alike in family.architectures for family in in_tree())
+    return (alike != checkpoint.kind and is_alike) or (checkpoint.folder / MODULES).is_file()
 
 
 def text_sizes(checkpoint: Checkpoint, backend: ModelBackend = ModelBackend.AUTO) -> TextSizes:

@@ -17,6 +17,7 @@ from services.gateway.admission.tenant_weights import TenantWeights, read_weight
 from services.gateway.api.generating import Generating
 from services.gateway.api.grpc_generating import GrpcGenerating
 from services.gateway.api.parts import Api, FileLimits, Parts
+from services.gateway.api.pooling import Pooling
 from services.gateway.api.reply_forms import ReplyForms
 from services.gateway.body_budget import BodyBudget
 from services.gateway.following.cancels import Cancels
@@ -33,6 +34,7 @@ from services.gateway.telemetry.metrics import Metrics
 from services.gateway.telemetry.reporter import Reporter
 from services.gateway.telemetry.served_parts import ServedParts
 from services.gateway.timings import Timings
+from shared.errors import Precondition
 from shared.lora.modules import open_modules
 from shared.queue import Queue, TokenChannel
 from shared.queue.batch_store import BatchStore
@@ -55,7 +57,7 @@ def load_model(settings: GatewaySettings) -> ServedModel:
     adapters = open_modules(settings.lora_modules, settings.model_name, settings.max_lora_rank)
     for adapter in adapters.values():
         _ = adapter.lora_id  # reads its file, which no request is to wait for
-    return ServedModel.load(
+    model = ServedModel.load(
         settings.model,
         settings.model_name,
         settings.max_model_len,
@@ -67,7 +69,15 @@ def load_model(settings: GatewaySettings) -> ServedModel:
         calls=settings.tool_call_parser,
         reasoning=settings.reasoning_parser,
         adapters=adapters,
+        task=settings.task,
+        pooling=settings.pooling,
     )
+    if adapters and model.pooled is not None:
+        raise Precondition(
+            "UNSUPPORTED_ADAPTER",
+            "--lora-modules: a model served for vectors or scores takes no adapters",
+        )
+    return model
 
 
 @contextlib.asynccontextmanager
@@ -130,6 +140,7 @@ async def open_parts(
         timeouts = Timeouts.of_seconds(
             settings.queue_timeout, settings.first_token_timeout, settings.request_timeout
         )
+        generating = Generating(model, admission, metrics, body_limits, answer_limits, timeouts)
         yield Parts(
             model=model,
             reply_forms=reply_forms,
@@ -157,7 +168,8 @@ async def open_parts(
             batches=BatchStore(redis, keys, settings.file_store_bytes),
             work=await stack.enter_async_context(LastingWork()),
             inner_calls=InnerCalls(keys.tag),
-            generating=Generating(model, admission, metrics, body_limits, answer_limits, timeouts),
+            generating=generating,
+            pooling=Pooling(generating, admission, metrics, body_limits, answer_limits, slices),
             grpc_generating=GrpcGenerating(
                 model, admission, metrics, api_keys, answer_limits, timeouts
             ),

@@ -1,7 +1,7 @@
 """Settings of the gateway. Names are vLLM's where the meaning is the same."""
 
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -29,6 +29,16 @@ class GatewayOptions(ChatTemplateSettings, LoraSettings, ModelLengthSettings):
         AUTO,
         description=f"How the model marks what it thinks before it answers: auto, none, or one of"
         f" {', '.join(REASONING)}.",
+    )
+    task: Literal["auto", "generate", "embed", "classify", "score"] = Field(
+        "auto",
+        description="What the model is served for: auto (what its files show), generate (text), embed (vectors),"
+        " classify (labels), or score (how well texts answer a query).",
+    )
+    pooling: Literal["auto", "last", "mean"] = Field(
+        "auto",
+        description="Which tokens make the vector of --task embed: auto (what the model's files say, else last), last,"
+        " or mean of all.",
     )
     api_key: str | None = Field(
         None,

@@ -116,6 +116,10 @@ class Checkpoint:
         """Settings of the video processor; nothing where none are."""
         return self._processor_config("video_processor", "video_preprocessor_config.json")
 
+    def file(self, name: str) -> dict[str, Any]:
+        """Another of its JSON files, an object. Raises NotFound where there is none, InvalidRequest for what is not."""
+        return self._json(name)
+
     def eos_token_ids(self) -> tuple[int, ...]:
         """Ids that end a sequence, ascending: of the first configuration that names any. Raises InvalidRequest where
         that names something else."""

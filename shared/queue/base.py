@@ -86,7 +86,9 @@ def request_words(
         cost,
         sampling.n,
         len(spec.prompt) // 4,
-        token_log.stride(sampling.logprobs if sampling.HasField("logprobs") else None),
+        token_log.stride(
+            sampling.logprobs if sampling.HasField("logprobs") else None, spec.pooling.width
+        ),
         spec.media_cost,
         spec.timeout_ms,
         spec.queue_timeout_ms,

@@ -1,7 +1,8 @@
 """Records of the token log: a fixed size for each request, so that a length in bytes is a number of tokens.
 
 A record is the int32 token id; where log-probabilities were asked for, (1 + k) pairs of int32 id and float32
-log-probability follow, the sampled token's own first. Little-endian.
+log-probability follow, the sampled token's own first. The log of a pooled prompt has one record: in the token's place
+the length of the vector, then the vector as float32. Little-endian.
 """
 
 from collections.abc import Sequence
@@ -10,8 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 
-def stride(logprobs: int | None) -> int:
-    """Bytes of a record; `logprobs` is the number of top log-probabilities, or None."""
+def stride(logprobs: int | None, pooled_width: int = 0) -> int:
+    """Bytes of a record; `logprobs` is the number of top log-probabilities, or None; `pooled_width` the numbers of a
+    vector, where the log holds one in place of tokens."""
+    if pooled_width:
+        return 4 + 4 * pooled_width
     return 4 if logprobs is None else 4 + 8 * (1 + logprobs)
 
 
@@ -29,6 +33,16 @@ def decode_tokens(records: bytes, record_stride: int = 4) -> list[int]:
     rows = np.frombuffer(records, np.uint8, count * record_stride).reshape(count, record_stride)
     tokens = rows[:, :4].copy().view("<i4")[:, 0].tolist()
     return tokens
+
+
+def encode_pooled(vector: bytes) -> bytes:
+    """The one record of a pooled prompt, whose vector is float32."""
+    return encode_tokens([len(vector) // 4]) + vector
+
+
+def decode_pooled(record: bytes) -> npt.NDArray[np.float32]:
+    """The vector of a pooled prompt's record."""
+    return np.frombuffer(record, "<f4", offset=4)
 
 
 def encode_logprobs(

@@ -22,7 +22,7 @@ LENGTH = 150
 
 def linears(base: Path) -> dict[str, tuple[int, int]]:
     """Outputs and inputs of every linear layer of the decoder's layers, by its module."""
-    with safe_open(base / "model.safetensors", "np") as file:  # type: ignore[no-untyped-call]
+    with safe_open(base / "model.safetensors", "np") as file:
         return {
             name.removesuffix(".weight"): tuple(file.get_slice(name).get_shape())
             for name in file.keys()  # noqa: SIM118
@@ -60,7 +60,8 @@ def ask(client: OpenAI, name: str, **options: Any) -> str:
         **options,
     )
     assert answer.model == name
-    return answer.choices[0].text
+    text: str = answer.choices[0].text
+    return text
 
 
 def test_a_killed_decoder_changes_the_text_of_no_adapter(system: System, client: OpenAI) -> None:

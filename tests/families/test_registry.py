@@ -200,6 +200,18 @@ def test_what_no_family_has_is_for_the_code_of_transformers(tmp_path: Path) -> N
     assert registry.find_decoder(other) is generic.GENERIC
 
 
+def test_layers_that_are_known_may_have_another_head_or_none(tmp_path: Path) -> None:
+    whole = checkpoint(tmp_path, architectures=["Qwen3ForCausalLM"], model_type="qwen3")
+    assert not registry.is_for_vectors(whole)
+    for name in ("Qwen3Model", "Qwen3ForSequenceClassification"):
+        other = checkpoint(tmp_path, architectures=[name], model_type="qwen3")
+        assert registry.find(other) is registry.find(whole)
+        assert registry.find_decoder(other) is registry.find_decoder(whole)
+        assert registry.is_for_vectors(other)
+    for name in ("ChatGLMModel", "QWenLMHeadModel"):  # which generate, whatever they end with
+        assert not registry.is_for_vectors(checkpoint(tmp_path, architectures=[name]))
+
+
 @pytest.mark.parametrize("vision", ["vision_config", "vit_config"])
 def test_molmo2_is_known_by_either_name_of_its_vision_part(tmp_path: Path, vision: str) -> None:
     molmo2 = checkpoint(
@@ -218,7 +230,8 @@ def test_molmo2_is_known_by_either_name_of_its_vision_part(tmp_path: Path, visio
     ("config", "said"),
     [
         ({"architectures": ["BertLMHeadModel"], "type_vocab_size": 2}, "it is an encoder"),
-        ({"architectures": ["LlamaModel"]}, "no model that generates text"),
+        ({"architectures": ["BertModel"]}, "no model that generates text"),
+        ({"architectures": ["Gemma2ForSequenceClassification"]}, "no model that generates text"),
         ({"architectures": ["T5ForConditionalGeneration"], "is_encoder_decoder": True}, "seq2seq"),
         ({"architectures": ["BartForCausalLM"], "encoder_layers": 2}, "decoder of a seq2seq"),
         ({"architectures": ["MambaForCausalLM"], "state_size": 16}, "recurrent.*state_size"),

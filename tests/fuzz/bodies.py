@@ -16,6 +16,10 @@ _PICTURES = [
     png(2, (28, 84)),
     animation([png(1, (56, 56)), png(2, (56, 56))], 500),
 ]
+POOLED_ROUTES = (
+    "/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank",
+    "/api/embed", "/api/embeddings",
+)  # fmt: skip
 _MEDIA_BYTES = 4096
 _TENSORS = [
     ("temperature", "FP32"), ("temperature", "FP64"), ("seed", "UINT64"), ("top_k", "INT32"), ("stop", "BYTES"),
@@ -64,11 +68,11 @@ def with_bytes(draw: random.Random) -> tuple[bytes, int]:
 
 
 def _right(draw: random.Random, route: str) -> dict[str, Any]:
-    if route in ("/", "/infer", "/v1/tokenizer") or route.startswith(("/generate", "/v2/")):
-        return _of_another_api(draw, route)
     of_api = next((make for root, make in _OF_APIS.items() if route.startswith(root)), None)
     if of_api is not None:
         return of_api(draw, route)
+    if route in ("/", "/infer", "/v1/tokenizer") or route.startswith(("/generate", "/v2/")):
+        return _of_another_api(draw, route)
     if route.endswith("/detokenize"):
         return {"model": MODEL, "tokens": [draw.randrange(300) for _ in range(8)]}
     if route.endswith("/tokenize") and draw.random() < 0.5:
@@ -139,6 +143,31 @@ def _of_another_api(draw: random.Random, route: str) -> dict[str, Any]:
     if route == "/generate" and draw.random() < 0.5:
         return {"prompt": prompt, "max_tokens": 3, "stream": draw.random() < 0.5}
     return {"inputs": prompt, "parameters": few}
+
+
+def _pooled(draw: random.Random, route: str) -> dict[str, Any]:
+    """Bodies whose texts become vectors or scores."""
+    few: dict[str, Any] = {"model": MODEL}
+    if route.startswith("/api/"):
+        few |= {"keep_alive": "5m", "options": {"num_ctx": 64, "num_gpu": 1}}
+        if route == "/api/embeddings":
+            return {**few, "prompt": "some words"}
+        return {**few, "input": draw.choice(["some words", ["one", "two"]]), "truncate": True}
+    if route.endswith("/rerank"):
+        documents = draw.choice([["one", "two"], [{"text": "one"}, "two"]])
+        return {**few, "query": "which?", "documents": documents, "top_n": 1}
+    if route.endswith("/score"):
+        queries, documents = draw.choice([("queries", "documents"), ("text_1", "text_2")])
+        asked = draw.choice(["which?", ["which?"], ["a", "b"]])
+        return {**few, queries: asked, documents: ["one", "two"]}
+    if draw.random() < 0.3:
+        return {**few, "messages": _messages(draw)}
+    inputs = ["some words", [5, 6, 7], ["one", "two"], [[5, 6], [7]]]
+    few |= {"input": draw.choice(inputs), "truncate_prompt_tokens": draw.choice([-1, 4, 64])}
+    if route == "/classify":
+        return few
+    dimensions = draw.choice([None, 2, 8])
+    return {**few, "encoding_format": draw.choice(["float", "base64"]), "dimensions": dimensions}
 
 
 def _of_ollama(draw: random.Random, route: str) -> dict[str, Any]:
@@ -273,6 +302,7 @@ def line(draw: random.Random, name: str) -> bytes:
 
 
 _OF_APIS: Mapping[str, Callable[[random.Random, str], dict[str, Any]]] = {
+    **dict.fromkeys(POOLED_ROUTES, _pooled),
     "/api/": _of_ollama,
     "/v1/batches": _of_batches,
     "/v1/messages": _of_anthropic,

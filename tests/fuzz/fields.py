@@ -12,7 +12,14 @@ from services.gateway.api.anthropic.schema import MessagesBody
 from services.gateway.api.batches.schema import BatchRequest
 from services.gateway.api.kserve import schema as kserve
 from services.gateway.api.mindie import schema as mindie
-from services.gateway.api.ollama.schema import ChatBody, GenerateBody, ShowBody
+from services.gateway.api.ollama.schema import (
+    ChatBody,
+    EmbedBody,
+    EmbeddingsBody,
+    GenerateBody,
+    ShowBody,
+)
+from services.gateway.api.openai import pooled_schema as pooled
 from services.gateway.api.openai import schema as openai
 from services.gateway.api.responses.schema import ResponseBody
 from services.gateway.api.tgi.schema import GenerateRequest as TgiRequest
@@ -32,6 +39,15 @@ _KINDS: Mapping[str, Sequence[Kind]] = {
     "/tokenize": (openai.TokenizeRequest,),
     "/v1/detokenize": (openai.DetokenizeRequest,),
     "/detokenize": (openai.DetokenizeRequest,),
+    "/v1/embeddings": (pooled.EmbeddingRequest,),
+    "/pooling": (pooled.PoolingRequest,),
+    "/classify": (pooled.ClassifyRequest,),
+    "/v1/score": (pooled.ScoreRequest,),
+    "/score": (pooled.ScoreRequest,),
+    "/v1/rerank": (pooled.RerankRequest,),
+    "/v2/rerank": (pooled.RerankRequest,),
+    "/rerank": (pooled.RerankRequest,),
+    "/api/embed": (EmbedBody, EmbeddingsBody),
     "/api/": (ChatBody, GenerateBody, ShowBody),
     "/v2/": (kserve.GenerateRequest, kserve.InferRequest, mindie.StopRequest),
     "/infer": (mindie.InferRequest,),

@@ -19,6 +19,7 @@ _ROUTES = [
     ("POST", "/v2/models/fuzzed/generate"), ("POST", "/v2/models/fuzzed/generate_stream"),
     ("POST", "/v2/models/fuzzed/infer"), ("POST", "/v2/models/fuzzed/stopInfer"),
     ("POST", "/api/chat"), ("POST", "/api/generate"), ("POST", "/api/show"),
+    *(("POST", route) for route in bodies.POOLED_ROUTES),
     ("POST", "/v1/responses"), ("POST", "/v1/responses"), ("POST", "/v1/responses/input_tokens"),
     ("POST", "/v1/messages"), ("POST", "/v1/messages"), ("POST", "/v1/messages/count_tokens"),
     ("POST", "/v1/files"), ("POST", "/v1/batches"),

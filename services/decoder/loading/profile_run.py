@@ -126,8 +126,9 @@ class _Trial:
         media = torch.zeros((tokens, model.config.hidden_size)).to(ops.device, ops.dtype)
         hidden = model.embed(step.ids, [media], [(0, tokens)])
         hidden = model.forward(hidden, step, self._kv)
-        chosen = hidden[torch.arange(samples, device=ops.device) % tokens]
-        model.logits(chosen.contiguous())
+        if model.generates:
+            chosen = hidden[torch.arange(samples, device=ops.device) % tokens]
+            model.logits(chosen.contiguous())
         self._device.synchronize()
 
     def _attending(self) -> AttendingTokens | None:

@@ -40,6 +40,10 @@ class DecoderModel(ABC):
     equal_rows: bool = True
     # Between its logits and those of the model's own class, in standard deviations; None where it was not measured.
     largest_difference: float | None = None
+    # Whether it has an output matrix. Without one `logits` and `largest` are not called, and it only gives vectors.
+    generates: bool = True
+    # float32 [labels, H] on the host: the classification head, where the checkpoint has one.
+    score_head: Tensor | None = None
 
     # LoRA adapters that it has: numbers from 1 on, as `Step.adapters` has them, by `LoraAdapter.lora_id`.
     adapters: Mapping[str, int] = {}

@@ -36,7 +36,7 @@ class Llama(DecoderModel):
     REACH: ClassVar[int] = 1
     # Canonical names of the tensors; which of them a checkpoint has follows from its configuration.
     TENSORS: ClassVar[str] = (
-        r"embed_tokens\.weight|norm\.weight|lm_head\.weight"
+        r"embed_tokens\.weight|norm\.weight|lm_head\.weight|score\.weight"
         r"|layers\.\d+\.(input|post_attention|post_self_attn|post_mlp)_layernorm\.weight"
         r"|layers\.\d+\.self_attn\.[qk]_norm\.weight"
         r"|layers\.\d+\.(self_attn\.(qkv|[qkvo])_proj|mlp\.(gate_up|gate|up|down)_proj)\.(weight|bias)"
@@ -98,8 +98,13 @@ class Llama(DecoderModel):
         first, *after = norms if config.pre_norms else [None] * config.num_layers + norms
         model._first_norm = first
         model.load_layers(weights, after)
-        model._head = ops.pack_head(ops.share.outputs(head))
-        model._outputs = head.out
+        model.generates = head is not None
+        if head is not None:
+            model._head = ops.pack_head(ops.share.outputs(head))
+            model._outputs = head.out
+        if "score.weight" in weights:
+            labels = weights.shape("score.weight")[0]
+            model.score_head = weights.take("score.weight", labels, config.hidden_size).float()
         model._embedding = ops.embedding_table(table)
         model._media_adapter = model.load_media_adapter(weights, checkpoint)
         weights.finish()
@@ -110,8 +115,8 @@ class Llama(DecoderModel):
         config, ops = self.config, self._ops
         self._layers = [load_layer(weights, i, norm, config, ops) for i, norm in enumerate(after)]
 
-    def load_tables(self, weights: LanguageWeights) -> tuple[Tensor, LinearWeight]:
-        """The token embedding [ids, hidden] and the output matrix [ids, hidden]."""
+    def load_tables(self, weights: LanguageWeights) -> tuple[Tensor, LinearWeight | None]:
+        """The token embedding [ids, hidden] and the output matrix [ids, hidden]; None where it is for vectors."""
         return embedding_and_head(weights, self.config)
 
     def load_media_adapter(
@@ -174,7 +179,7 @@ class Llama(DecoderModel):
     @property
     def sketched_rows(self) -> int:
         """See `DecoderModel.sketched_rows`."""
-        return self._ops.sketched_rows(self._head)
+        return self._ops.sketched_rows(self._head) if self.generates else 0
 
     def largest(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """See `DecoderModel.largest`."""
@@ -184,8 +189,9 @@ class Llama(DecoderModel):
 
 def embedding_and_head(
     weights: LanguageWeights, config: DecoderConfig
-) -> tuple[Tensor, LinearWeight]:
-    """Token embedding and output matrix, each [vocabulary, hidden]: one tensor where they are tied.
+) -> tuple[Tensor, LinearWeight | None]:
+    """Token embedding and output matrix, each [vocabulary, hidden]: one tensor where they are tied; no matrix where a
+    checkpoint that is for vectors has none.
 
     What is stored goes before what the flag says; a flag without one of the two takes the other.
     """
@@ -195,6 +201,8 @@ def embedding_and_head(
     if config.tied and len(stored) == 1:
         names = (stored[0], stored[0])
     table = weights.take(f"{names[0]}.weight", *sizes)
+    if names[1] == "lm_head" and "lm_head" not in stored and weights.pools_only:
+        return table, None
     head = weights.take_linear(names[1], *sizes)
     if config.tied and len(stored) == 2 and not torch.equal(table, head.dense(table.dtype)):
         log.warning(

@@ -49,6 +49,8 @@ class LanguageWeights:
         canonical: Callable[[str], str] = canonical_name,
     ) -> None:
         self._checkpoint = checkpoint
+        # Whether nothing is generated with it, so that it need not have an output matrix.
+        self.pools_only = registry.is_for_vectors(checkpoint)
         self._names: dict[str, str] = {}
         unknown = []
         language_name = language_names(checkpoint)

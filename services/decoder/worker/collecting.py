@@ -15,6 +15,7 @@ from services.decoder.sampling.sampler import Sampler
 from services.decoder.steps.attention_meta import PagedKV
 from services.decoder.worker.inputs.rows import Flags, Longs
 from services.decoder.worker.launched_step import LaunchedStep
+from services.decoder.worker.pooling import Pooling
 from services.decoder.worker.prompt_logprobs import PromptLogprobs
 from services.decoder.worker.slots.accepting import Accepting
 from services.decoder.worker.slots.slots import SlotTable
@@ -39,13 +40,14 @@ class Collecting:
         choice: TokenChoice,
         accepting: Accepting,
         prompt_logprobs: PromptLogprobs,
+        pooling: Pooling,
         embeddings: Embeddings,
         kv: Sequence[PagedKV],
     ) -> None:
         """kv: the cache of every layer."""
         self._ops, self._kv = ops, kv
         self._slots, self._sampler, self._choice = slots, sampler, choice
-        self._accepting = accepting
+        self._accepting, self._pooling = accepting, pooling
         self._prompt_logprobs, self._embeddings = prompt_logprobs, embeddings
 
     def finish(
@@ -63,7 +65,9 @@ class Collecting:
             self._fail_not_finite(step, np.isfinite(arrived[0]), later)
             if step.reported:
                 self._report_prompt(step)
-            self._sample(step, arrived[1:], tokens, later)
+            sampled, pooled = self._pooling.divide(step.pooled, arrived[1:])
+            self._sample(step, sampled, tokens, later)
+            self._pool(step, pooled, later)
         for row, error in sorted(step.failed.items()):
             result.failed.append(FailedRow(row=row, failure=error.to_failure()))
             who = self._slots.names.get(int(plan.row_slot[row]), {})
@@ -138,6 +142,25 @@ class Collecting:
                 step.result.prompt_logprobs.append(report)
             except ServingError as error:
                 self._fail_row(step, place, error)
+
+    def _pool(
+        self, step: LaunchedStep, arrived: Sequence[Array], later: Sequence[LaunchedStep]
+    ) -> None:
+        """Fills in the vectors of the pools whose rows have not failed."""
+        if not step.pooled:
+            return
+        found = [b""] * len(step.plan.pool_row)
+        vectors = self._pooling.vectors(arrived)
+        for row in step.pooled:
+            gone = row.place in step.failed or row.place in step.void or row.slot in step.dropped
+            try:
+                vector = vectors.take(row, gone)
+            except ServingError as error:
+                self._fail_row(step, row.place, error, later)
+                continue
+            if row.pool >= 0:
+                found[row.pool] = vector
+        step.result.pooled.extend(found)
 
     def _sample(
         self,

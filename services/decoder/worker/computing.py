@@ -14,6 +14,7 @@ from services.decoder.steps.step import Step
 from services.decoder.worker.collecting import Collecting
 from services.decoder.worker.inputs.step_inputs import Batch
 from services.decoder.worker.launched_step import LaunchedStep
+from services.decoder.worker.pooling import Pooling
 from services.decoder.worker.preparing import Preparing
 from services.decoder.worker.token_choice import TokenChoice
 from shared.errors import Overloaded
@@ -32,12 +33,13 @@ class Computing:
         forward: Forward,
         preparing: Preparing,
         choice: TokenChoice,
+        pooling: Pooling,
         collecting: Collecting,
         lock: Condition,
     ) -> None:
         """forward: runs the model over the cache; lock: guards what `preparing` changes."""
         self._model, self._device, self._forward = model, device, forward
-        self._preparing, self._choice = preparing, choice
+        self._preparing, self._choice, self._pooling = preparing, choice, pooling
         self._collecting, self._lock = collecting, lock
 
     def run(self, step: LaunchedStep) -> None:
@@ -83,6 +85,8 @@ class Computing:
             ranks.sum(hidden.zero_())
         if made <= sums and len(step.owners):
             self._choice.submit(step, hidden.zero_(), batch.extra)
+        if made <= sums + bool(len(step.owners)):
+            self._pooling.submit(step.pooled, hidden.zero_())
 
     def _leave_out_largest(self, step: LaunchedStep, batch: Batch) -> None:
         """Fails the longest row, and prepares the others anew."""
@@ -111,6 +115,7 @@ class Computing:
         step.times.forward_us = step.watch.lap_us()
         if len(step.owners):
             wanted += self._choice.submit(step, hidden, batch.extra)
+        wanted += self._pooling.submit(step.pooled, hidden)
         step.download = self._device.download(*wanted)
 
 

@@ -15,6 +15,7 @@ from services.decoder.sampling.split import Split
 from services.decoder.worker.inputs.rows import Flags, Longs
 from services.decoder.worker.inputs.step_inputs import Batch
 from services.decoder.worker.plans.plan import Plan
+from services.decoder.worker.pooling import PooledRow
 from shared.errors import ServingError
 from shared.telemetry.logs import Stopwatch
 from tessera.decoder.v1.decoder_pb2 import StepResult, StepTimes
@@ -40,6 +41,8 @@ class LaunchedStep:
     owners: Longs = field(default_factory=lambda: _NONE)  # the slot of each
     # Rows of the batch whose prompts' log-probabilities are reported.
     reported: list[int] = field(default_factory=list)
+    # Rows of which something is pooled.
+    pooled: Sequence[PooledRow] = ()
     # By sample: tokens that its sequence has generated before, and where the next one is chosen.
     positions: Longs = field(default_factory=lambda: _NONE)
     # By sample of the plan, see `Sampler.wanted_logprobs`; empty where none asks for any.
@@ -51,7 +54,7 @@ class LaunchedStep:
     draws: Draws | None = None
     logits: Tensor | None = None
     last: Tensor | None = None  # [samples, H] where the largest logit of some is guessed to decide
-    # float32 [T], finite where the hidden row is; then what `SampleArrays` says.
+    # float32 [T], finite where the hidden row is; then what `SampleArrays` says, then what `Pooling.submit` does.
     download: Download | None = None
     # Slots that a later plan has dropped: what this step finds out about them concerns nobody any more.
     dropped: set[int] = field(default_factory=set)

@@ -12,6 +12,7 @@ from services.decoder.worker.inputs.step_inputs import Batch, Inputs
 from services.decoder.worker.launched_step import LaunchedStep
 from services.decoder.worker.plans.drafts import Drafts
 from services.decoder.worker.plans.plan import bad_plan
+from services.decoder.worker.pooling import Pooling
 from services.decoder.worker.prompt_logprobs import PromptLogprobs
 from services.decoder.worker.slots.encoder_blocks import EncoderBlocks
 from services.decoder.worker.slots.sealed_blocks import SealedBlocks
@@ -34,12 +35,14 @@ class Preparing:
         sealed: SealedBlocks,
         choice: TokenChoice,
         prompt_logprobs: PromptLogprobs,
+        pooling: Pooling,
         read: ReadRows,
     ) -> None:
         self._slots, self._states, self._sealed = slots, states, sealed
         self._has_states = not states.empty
         self._encoder = None if encoder.empty else encoder
         self._choice, self._prompt_logprobs = choice, prompt_logprobs
+        self._pooling = pooling
         self._inputs = Inputs(
             slots,
             device,
@@ -66,6 +69,7 @@ class Preparing:
         new_media = () if self._encoder is None else self._encoder.advance(rows.slot)
         batch = self._inputs.build(rows, ends, extra, least_rows or 0, states, new_media)
         step.reported = self._prompt_logprobs.reported(rows)
+        step.pooled = self._pooling.begin(step.plan, rows, ends)
         self._sealed.overwrite(batch.blocks)
         known = rows.end if drafts is None else rows.end - drafts.count[rows.place]
         self._slots.computed[rows.slot] = known

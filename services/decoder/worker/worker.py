@@ -24,6 +24,7 @@ from services.decoder.worker.inputs.media_rows import reader
 from services.decoder.worker.launched_step import LaunchedStep
 from services.decoder.worker.plan_changes import PlanChanges
 from services.decoder.worker.plans.plan import Limits, Plan, read_plan
+from services.decoder.worker.pooling import Pooling
 from services.decoder.worker.preparing import Preparing
 from services.decoder.worker.prompt_logprobs import PromptLogprobs
 from services.decoder.worker.recomputation import Recomputation
@@ -93,6 +94,7 @@ class Worker:
             PromptPlaces(slots, model),
             logprobs,
             accepting := Accepting(),
+            pooling := Pooling(model),
         )
         self._preparations = Preparations(kept)
         self._changes = PlanChanges(device, slots, kept, self.sealed, embeddings, self._kv, host_kv)
@@ -100,16 +102,23 @@ class Worker:
         self._checks = RowChecks(slots, read, states, encoder)
         choice = TokenChoice(model, device, slots, sampler)
         self._collecting = Collecting(
-            ops, slots, sampler, choice, accepting, logprobs, embeddings, self._kv
+            ops, slots, sampler, choice, accepting, logprobs, pooling, embeddings, self._kv
         )
         self._recomputation = Recomputation(model, device, slots, read, self._kv, encoder)
         self._preparing = Preparing(
-            model, device, slots, states, encoder, self.sealed, choice, logprobs, read
+            model, device, slots, states, encoder, self.sealed, choice, logprobs, pooling, read
         )
         # Guards all of the state above but the device's. Steps that were launched and not collected, oldest first.
         self._collected = Condition()
         self._computing = Computing(
-            model, device, self.forward, self._preparing, choice, self._collecting, self._collected
+            model,
+            device,
+            self.forward,
+            self._preparing,
+            choice,
+            pooling,
+            self._collecting,
+            self._collected,
         )
         self._in_flight: deque[LaunchedStep] = deque()
         self._arrived_at = 0.0  # when the step that was collected last was computed
@@ -141,6 +150,11 @@ class Worker:
         for ref in plan.fetch:
             self.embeddings.start(ref)
         return plan
+
+    @property
+    def model(self) -> DecoderModel:
+        """What it runs."""
+        return self._model
 
     @property
     def graphs(self) -> Graphs | None:

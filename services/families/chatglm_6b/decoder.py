@@ -106,7 +106,9 @@ class ChatGLM6B(Llama):
         table, head = embedding_and_head(weights, config)
         model._blocks = [_load_block(weights, i, config, ops) for i in range(config.num_layers)]
         model._last_norm = _load_norm(weights, "norm", config, ops)
-        model._head = ops.pack_head(head)
+        model.generates = head is not None
+        if head is not None:
+            model._head = ops.pack_head(head)
         model._embedding = ops.embedding_table(table)
         weights.finish()
         return model

@@ -324,7 +324,7 @@ class Admission:
         start = monotonic()
         prompt_tokens = len(spec.prompt) // 4
         # Before admission, so that nothing of it can be missed.
-        layout = LogLayout.of(spec.sampling, prompt_tokens)
+        layout = LogLayout.of(spec, prompt_tokens)
         follow = self._follower.follow(spec.request_id, new=True, layout=layout)
         advance_us = -request.priority * _PRIORITY_STEP_US
         try:

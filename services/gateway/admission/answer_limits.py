@@ -12,6 +12,7 @@ from shared.errors import InvalidRequest, Unavailable
 # token that it is of. An answer is made in pieces, so one that is larger still costs nobody else.
 _TOKEN = 16
 _LOGPROB = 100
+_NUMBER = 24  # of a vector, as JSON
 
 
 class AnswerLimits:
@@ -40,6 +41,8 @@ class AnswerLimits:
 
 def answer_bytes(request: ValidRequest, model: ServedModel) -> int:
     """The bytes of the answer to one prompt where every choice becomes as long as it may."""
+    if request.pooling is not None:
+        return request.pooling.width * _NUMBER
     sampling, reply = request.sampling, request.reply
     prompt = min(request.prompt_bound, model.max_model_len)
     most = sampling.max_tokens or model.default_max_tokens(model.max_model_len)
@@ -66,6 +69,12 @@ def _scores_bytes(request: ValidRequest, prompt: int) -> int:
 
 
 def _too_large(request: ValidRequest, size: int, limit: int) -> InvalidRequest:
+    if request.pooling is not None:
+        return InvalidRequest(
+            "ANSWER_TOO_LARGE",
+            f"input: the vectors may take {size} bytes; the limit is {limit} (--max-answer-bytes): send fewer at once",
+            field="input",
+        )
     sampling, reply = request.sampling, request.reply
     fields = ["max_tokens"]
     if sampling.n > 1:

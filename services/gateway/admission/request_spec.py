@@ -60,6 +60,8 @@ def make_spec(
         media_cost=sum(item.rows for item in prepared.media),
         cache_salt=salt_of("" if shares_prefixes else tenant, request.cache_salt),
     )
+    if request.pooling is not None:
+        spec.pooling.CopyFrom(request.pooling)
     if spec.reply.HasField("message"):
         _read_beginning(spec, request, prepared, model)
     return spec

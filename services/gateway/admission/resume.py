@@ -79,6 +79,12 @@ class Resumption:
         Raises NotFound, or InvalidRequest naming `field`.
         """
         state = await self.find(request_id, tenant)
+        if state.head.HasField("pooling"):
+            raise InvalidRequest(
+                "NO_STREAM",
+                "request_id: this request's answer is a vector or a score, which has no stream: send it again",
+                field="request_id",
+            )
         return await self._answer(state, after, field, None)
 
     async def join(
@@ -115,7 +121,7 @@ class Resumption:
         self._model.forms.of(
             head.reply.message
         )  # before anything is begun for a form that is not known here
-        layout = LogLayout.of(head.sampling, state.prompt_tokens)
+        layout = LogLayout.of(head, state.prompt_tokens)
         follow = self._follower.follow(head.request_id, new=False, layout=layout)
         self._metrics.resumed()
         try:

@@ -17,10 +17,8 @@ _INSTEAD: Mapping[str, Sequence[str]] = {
         "/inference/v1/generate", "/infer_token",
     ),
     "send the messages to /tokenize": ("/chat_tokenize",),
-    "this server gives text, neither vectors nor scores of texts": (
-        "/v1/embeddings", "/v1/moderations", "/v1/score", "/v1/rerank", "/v2/rerank", "/v2/embed",
-        "/pooling", "/classify", "/score", "/rerank", "/embed",
-    ),
+    "send the texts to /v1/embeddings": ("/v2/embed", "/embed"),
+    "send the texts to /classify, where a classifier is served": ("/v1/moderations",),
     "this server's answers are text alone": ("/v1/audio", "/v1/images", "/v1/videos"),
     "a file is sent whole to /v1/files": ("/v1/uploads",),
     "this server searches no files: send what the model shall read": (
@@ -39,7 +37,6 @@ _INSTEAD: Mapping[str, Sequence[str]] = {
     ),
     "close the connection, or send DELETE /v1/requests/{id}": ("/stopInfer",),
     "/docs shows this server's API, and /openapi.json has it in a form for machines": ("/redoc",),
-    "this server gives text, no vectors": ("/api/embed", "/api/embeddings"),
     "a server has one model from its start to its end, which /api/tags names": (
         "/api/pull", "/api/push", "/api/create", "/api/copy", "/api/delete", "/api/blobs",
     ),

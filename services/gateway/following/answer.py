@@ -5,6 +5,8 @@ and the follow that they read from.
 import json
 from collections.abc import Callable, Collection, Iterator, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import structlog
 
 from services.gateway.endings import COMPLETED
@@ -30,7 +32,7 @@ from shared.environment import monotonic
 from shared.errors import Cancelled, Internal, ServingError
 from shared.output_format.deltas import Delta
 from shared.queue.log_event import PROMPT
-from shared.queue.token_log import stride
+from shared.queue.token_log import decode_pooled, stride
 from shared.telemetry.request_names import names
 from shared.text.stop_search import StopStrings
 from shared.text.text_fold import TokenBytes
@@ -186,6 +188,13 @@ class Answer:
                     outcomes[piece.choice] = Outcome(text, piece.count, piece.ending, message)
         self.close()
         return [outcomes[choice] for choice in range(len(self._folds))]
+
+    async def vector(self) -> npt.NDArray[np.float32]:
+        """Waits for the end, and closes: what a pooled prompt became. Raises what `next` raises."""
+        while not self.ended:
+            await self.next()
+        self.close()
+        return decode_pooled(self._follow.choices[0].records)
 
     def token_ids(self, choice: int) -> Sequence[int]:
         """The tokens of a choice that are known so far, as the client sees them."""

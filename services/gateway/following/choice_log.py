@@ -7,7 +7,7 @@ from services.gateway.endings import COMPLETED
 from shared.environment import monotonic
 from shared.queue import token_log
 from tessera.common.v1.ending_pb2 import Ending
-from tessera.common.v1.sampling_pb2 import SamplingParams
+from tessera.scheduler.v1.queue_pb2 import RequestSpec
 
 TOKENS_ONLY = token_log.stride(None)
 _VALUE_BYTES = token_log.stride(1) - token_log.stride(0)
@@ -25,11 +25,12 @@ class LogLayout:
     prompt_stride: int = 0
 
     @classmethod
-    def of(cls, sampling: SamplingParams, prompt_tokens: int) -> "LogLayout":
-        """The logs that a request with these settings has."""
+    def of(cls, head: RequestSpec, prompt_tokens: int) -> "LogLayout":
+        """The logs that a request has, by its head."""
+        sampling = head.sampling
         logprobs = sampling.logprobs if sampling.HasField("logprobs") else None
         if not sampling.HasField("prompt_logprobs"):
-            return cls(sampling.n, token_log.stride(logprobs))
+            return cls(sampling.n, token_log.stride(logprobs, head.pooling.width))
         prompt_stride = token_log.stride(sampling.prompt_logprobs)
         return cls(sampling.n, token_log.stride(logprobs), prompt_tokens - 1, prompt_stride)
 

@@ -14,6 +14,8 @@ from services.families.family import load_part
 from services.families.generic import require_length
 from services.gateway.model.generation_defaults import GenerationDefaults, read_defaults
 from services.gateway.model.output_forms import OutputForms
+from services.gateway.model.pooled_files import read_pooled
+from services.gateway.model.pooled_model import PooledModel, Task, not_served, tasks_of
 from shared.checkpoint.folder import Checkpoint
 from shared.environment import unix_time
 from shared.errors import NotFound, Precondition
@@ -49,6 +51,8 @@ class ServedModel:
     max_prompts: int = 128
     has_vision: bool = False  # it takes pictures
     clean_up: tuple[str, ...] = ()  # steps that the text of a chat's reply goes through
+    # How it gives vectors or scores; None where it generates text.
+    pooled: PooledModel | None = None
     # How it writes calls and reasoning.
     forms: OutputForms = field(default_factory=lambda: OutputForms({}))
     # LoRA adapters by the names that requests give.
@@ -69,11 +73,13 @@ class ServedModel:
         calls: str = AUTO,
         reasoning: str = AUTO,
         adapters: Mapping[str, LoraAdapter] | None = None,
+        task: str = AUTO,
+        pooling: str = AUTO,
     ) -> "ServedModel":
         """Reads config, generation config, tokenizer and chat template of a checkpoint folder.
 
         `chat_template`: the file of another template than the model's own. `calls`, `reasoning`: how it writes them, by
-        name.
+        name. `task`, `pooling`: what it is served for, see `read_pooled`.
 
         Raises NotFound, InvalidRequest or Precondition, naming the file.
         """
@@ -105,10 +111,21 @@ class ServedModel:
             max_logprobs=max_logprobs,
             max_prompts=max_prompts,
             has_vision=record.takes_media,
+            pooled=read_pooled(checkpoint, words, config.hidden_size, task, pooling),
             clean_up=load_part(record.clean_up)(checkpoint) if record.clean_up else (),
             forms=OutputForms.find(words, with_tools, calls, reasoning),
             adapters=adapters or {},
         )
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """All that it is served for."""
+        return tasks_of(self.pooled)
+
+    def require(self, task: Task) -> None:
+        """Raises InvalidRequest unless it is served for this."""
+        if task not in self.tasks:
+            raise not_served(task, self.pooled)
 
     def default_max_tokens(self, left: int) -> int:
         """`max_tokens` of a request that has none, where the model's length leaves `left` tokens."""

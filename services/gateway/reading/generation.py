@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from services.gateway.decoding.bounds import text, whole, wholes, wrong
+from services.gateway.model.pooled_model import Task
 from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.constraint import Constraint
 from services.gateway.reading.conversation import TEMPLATE_TOKENS, conversation_bound
@@ -98,6 +99,7 @@ def read_generation(
     if options.thinking_token_budget is not None and not _is_chat(prompt.prepare):
         raise unsupported("thinking_token_budget", "is for chats: leave it out")
     check_model(options.model, model)
+    model.require(Task.GENERATE)
     if options.stream_options is not None and not options.stream:
         raise wrong("stream_options", "is only allowed when stream is true")
     logprobs = read_logprobs(options, output_logprobs, model.max_logprobs)
@@ -110,13 +112,13 @@ def read_generation(
         sampling=sampling,
         reply=_reply_format(options, prompt, kind, logprobs, model),
         stream=options.stream is True,
-        user=text("user", options.user, _LONGEST_USER),
+        user=read_user(options.user),
         prompt_bound=min(
             prompt.bound, keep or prompt.bound, prepare.max_window_size or prompt.bound
         ),
         priority=whole("priority", options.priority, -_LAST_PRIORITY, _LAST_PRIORITY) or 0,
-        cache_salt=_read_cache_salt(options.cache_salt),
-        adapter=options.model if options.model in model.adapters else "",
+        cache_salt=read_cache_salt(options.cache_salt),
+        adapter=name if (name := options.model) and name in model.adapters else "",
         has_short_prompt=is_short(prepare),
         constraint=form or _read_form(options),
     )
@@ -212,7 +214,12 @@ def read_window(value: float | None) -> int | None:
     return whole("max_window_size", value, 0, _LARGEST_WINDOW)
 
 
-def _read_cache_salt(value: str | None) -> str:
+def read_user(value: str | None) -> str:
+    """The field `user`. Raises InvalidRequest for one that is too long."""
+    return text("user", value, _LONGEST_USER)
+
+
+def read_cache_salt(value: str | None) -> str:
     """The field `cache_salt`; empty if it is not there. Raises InvalidRequest for one that is empty or too long."""
     salt = text("cache_salt", value, _LONGEST_SALT)
     if value is not None and not salt:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.constraint import Constraint
 from services.gateway.reading.data_urls import InlineMedia
+from tessera.common.v1.pooling_pb2 import PoolingParams
 from tessera.common.v1.sampling_pb2 import SamplingParams
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest
 from tessera.scheduler.v1.queue_pb2 import ReplyFormat
@@ -36,6 +37,8 @@ class ValidRequest:
     constraint: Constraint | None = None
     # The same with the form of an answer whose prompt ends within reasoning, where that is another.
     within_reasoning: "ValidRequest | None" = None
+    # What its prompt becomes where no text is generated.
+    pooling: PoolingParams | None = None
     # Where `prepare` has tickets for media.
     inline_media: InlineMedia | None = None
 

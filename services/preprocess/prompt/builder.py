@@ -134,7 +134,7 @@ class PromptBuilder:
             case "conversation":
                 draft = self._chat(request.conversation, keep, adds, kept)
             case "text":
-                draft = self._text(request.text, keep, adds is not False)
+                draft = self._text(request, adds is not False)
             case "token_ids":
                 draft = self._token_ids(request.token_ids)
             case "mindie_ids":
@@ -271,17 +271,30 @@ class PromptBuilder:
             return self._tool_template
         return self._template
 
-    def _text(self, text: str, keep: int, adds: bool) -> Draft:
-        return self._encoded(self._tokenizer.guard_marker(text), "prompt", adds, keep)
+    def _text(self, request: PrepareRequest, adds: bool) -> Draft:
+        text, pair = self._tokenizer.guard_marker(request.text), None
+        if request.HasField("text_pair"):
+            pair = self._tokenizer.guard_marker(request.text_pair)
+        most = request.keep_first_tokens
+        return self._encoded(text, "prompt", adds, request.keep_last_tokens or most, pair, most)
 
-    def _encoded(self, text: str, field: str, add_special_tokens: bool, keep: int) -> Draft:
+    def _encoded(
+        self,
+        text: str,
+        field: str,
+        add_special_tokens: bool,
+        keep: int,
+        pair: str | None = None,
+        most: int = 0,
+    ) -> Draft:
+        """`keep`: of how many tokens are left in the end, 0 for all; `pair`, `most`: see `PromptTokenizer.encode`."""
         # Hopeless lengths are refused before they are tokenized; of what is cut, those beyond reason.
-        least = len(text) // self._tokenizer.longest_token
+        least = (len(text) + len(pair or "")) // self._tokenizer.longest_token
         self.check_length(least // _CUT_AT_MOST if keep else least, 0, field, at_least=True)
         written = text
         for marker, (before, behind) in self._around.items():
             written = written.replace(marker, before + marker + behind)
-        ids = self._tokenizer.encode(written, add_special_tokens, field)
+        ids = self._tokenizer.encode(written, add_special_tokens, field, pair, most)
         if len(ids) == 0:
             raise InvalidRequest("EMPTY_PROMPT", f"{field}: the prompt has no tokens", field=field)
         return Draft(self._rule.finish(ids), text.replace(GUARD, ""), field)

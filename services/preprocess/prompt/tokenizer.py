@@ -5,6 +5,7 @@ Equal to transformers' `AutoTokenizer` on the same folder (tested), without impo
 
 import re
 from collections.abc import Container, Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -98,17 +99,31 @@ class PromptTokenizer:
         """User text in which only the image placeholder means nothing; other control tokens are read."""
         return _guarded(text, self._marker)
 
-    def encode(self, text: str, add_special_tokens: bool, field: str = "prompt") -> Ids:
+    def encode(
+        self,
+        text: str,
+        add_special_tokens: bool,
+        field: str = "prompt",
+        pair: str | None = None,
+        most: int = 0,
+    ) -> Ids:
         """Token ids of a text; control tokens are read where they are not guarded. Runs without the GIL.
 
-        `add_special_tokens` puts the checkpoint's own begin and end tokens around it. Raises InvalidRequest, which
-        names the `field` that the text came in, where the tokenizer has no token for a part of it or gives up.
+        `add_special_tokens` puts the checkpoint's own begin and end tokens around it; `pair` stands behind it, as the
+        checkpoint puts two texts together. Of more than `most` tokens (0: any number) the end is left out, but for the
+        checkpoint's own tokens. Raises InvalidRequest, which names the `field` that the text came in, where the
+        tokenizer has no token for a part of it or gives up.
         """
-        pieces = text.split(GUARD)
+        before: list[int] = []
+        between, behind = before, before
+        if add_special_tokens:
+            before, behind = self._prefix, self._suffix
+            if pair is not None:
+                before, between, behind = self._around_pair
         try:
-            ids = self._ids(pieces[0])
-            for piece in pieces[1:]:
-                ids += self._continued(piece)
+            ids = [*before, *self._guarded_ids(text)]
+            if pair is not None:
+                ids += [*between, *self._guarded_ids(pair)]
         except RustPanic as error:
             raise InvalidRequest(
                 "TOKENIZER_GAVE_UP",
@@ -122,9 +137,16 @@ class PromptTokenizer:
                 f"{field}: the model's tokenizer has no token for a part of the text: {error}",
                 field=field,
             ) from error
-        if add_special_tokens:
-            ids = [*self._prefix, *ids, *self._suffix]
-        return np.array(ids, np.int32)
+        if most and len(ids) + len(behind) > most:
+            ids = ids[: max(0, most - len(behind))]
+        return np.array([*ids, *behind], np.int32)
+
+    def _guarded_ids(self, text: str) -> list[int]:
+        first, *rest = text.split(GUARD)
+        ids = self._ids(first)
+        for piece in rest:
+            ids += self._continued(piece)
+        return ids
 
     def _ids(self, text: str) -> list[int]:
         return token_ids(self._tokenizer, text)
@@ -156,6 +178,17 @@ class PromptTokenizer:
             if full[start : start + len(bare)] == bare:
                 return full[:start], full[start + len(bare) :]
         return [], []
+
+    @cached_property
+    def _around_pair(self) -> tuple[list[int], list[int], list[int]]:
+        """Ids that go before, between and after two texts."""
+        bare = self._ids("a")
+        full: list[int] = self._tokenizer.encode("a", "a", add_special_tokens=True).ids
+        found = [at for at in range(len(full)) if full[at : at + len(bare)] == bare]
+        if len(found) < 2:
+            return self._prefix, [], self._suffix
+        first, second = found[0], found[-1]
+        return full[:first], full[first + len(bare) : second], full[second + len(bare) :]
 
 
 def _pattern(words: Iterable[str], whole: Container[str] = ()) -> re.Pattern[str] | None:

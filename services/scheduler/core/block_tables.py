@@ -21,7 +21,7 @@ class BlockTables:
         size, parts = self._capacity.block_size, self._capacity.parts
         if sequence.host_blocks:
             return self._blocks.find(sequence.block_hashes[: sequence.num_computed_tokens // size])
-        if sequence.scores_prompt:
+        if sequence.reads_prompt:
             return []
         # At least one token must be computed, or there would be no logits to sample from.
         usable = (sequence.num_tokens - 1) // size

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from services.scheduler.core.beams import BeamSearch
-from services.scheduler.core.sequence import Ending, Error, Sequence
+from services.scheduler.core.sequence import Ending, EndReason, Error, Sequence
 from shared.step_columns import PLAN_COLUMNS, PlanColumns
 
 _URGENT_COLUMNS = tuple(name for name in PLAN_COLUMNS if name != "sealed_blocks")
@@ -46,6 +46,7 @@ class StepPlan(PlanColumns[list[int]]):
     has_decoding: bool = False
     row_sequence: list[Sequence] = field(default_factory=list)
     sample_sequence: list[Sequence] = field(default_factory=list)
+    pool_sequence: list[Sequence] = field(default_factory=list)
 
     @property
     def rows(self) -> list[Row]:
@@ -104,6 +105,12 @@ class StepPlan(PlanColumns[list[int]]):
         self.sample_slot.append(sequence.slot)
         self.sample_sequence.append(sequence)
 
+    def add_pool(self, row: int, sequence: Sequence) -> None:
+        """Pools a sequence whose last tokens are in a row."""
+        self.pool_row.append(row)
+        self.pool_slot.append(sequence.slot)
+        self.pool_sequence.append(sequence)
+
     def add_generating(self, sequences: list[Sequence], starts: list[int]) -> None:
         """Computes one token of each sequence and samples the next from it."""
         first, count = len(self.row_slot), len(sequences)
@@ -150,17 +157,19 @@ class Progress(NamedTuple):
     token: int | None
     ending: Ending | None
     sample: int = -1  # index among the plan's samples, for log-probabilities
+    pool: int = -1  # index among the plan's pools, of a sequence that has become a vector
 
 
 @dataclass(slots=True)
 class StepProgress:
-    """What a step gave, in columns; `endings` by index. Iterating gives one `Progress` after the other."""
+    """What a step gave, in columns; `endings` and `pools` by index. Iterating gives one `Progress` after the other."""
 
     sequences: list[Sequence] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     tokens: list[int | None] = field(default_factory=list)
     samples: list[int] = field(default_factory=list)
     endings: dict[int, Ending] = field(default_factory=dict)
+    pools: dict[int, int] = field(default_factory=dict)
     beams: list[BeamSearch[Sequence]] = field(default_factory=list)  # that have come to their end
 
     def __len__(self) -> int:
@@ -169,7 +178,8 @@ class StepProgress:
     def __iter__(self) -> Iterator[Progress]:
         columns = (self.sequences, self.starts, self.tokens, self.samples)
         for index, (sequence, start, token, sample) in enumerate(zip(*columns, strict=True)):
-            yield Progress(sequence, start, token, self.endings.get(index), sample)
+            ending, pool = self.endings.get(index), self.pools.get(index, -1)
+            yield Progress(sequence, start, token, ending, sample, pool)
 
     def extend(self, other: "StepProgress") -> None:
         """Appends the progress of something else."""
@@ -179,6 +189,7 @@ class StepProgress:
         self.tokens += other.tokens
         self.samples += other.samples
         self.endings.update((first + index, ending) for index, ending in other.endings.items())
+        self.pools.update((first + index, pool) for index, pool in other.pools.items())
         self.beams += other.beams
 
     def add(
@@ -192,3 +203,8 @@ class StepProgress:
         self.starts.append(start)
         self.tokens.append(token)
         self.samples.append(sample)
+
+    def add_pooled(self, sequence: Sequence, pool: int) -> None:
+        """Appends the end of a sequence that has become the vector of a pool."""
+        self.pools[len(self.sequences)] = pool
+        self.add(sequence, None, Ending(EndReason.STOP))

@@ -118,6 +118,8 @@ class Planner:
             step.chunks.append((sequence, sequence.generation, start + count))
         elif sequence.forks:
             self._sample_choices(plan, row, sequence)
+        elif sequence.pooled_width:
+            _pool(plan, row, sequence)
         else:
             _sample(plan, row, sequence)
             if sequence.beams is None:
@@ -275,4 +277,10 @@ def _schedule_plain(plan: StepPlan, plain: list[Sequence]) -> None:
 
 def _sample(plan: StepPlan, row: int, sequence: Sequence) -> None:
     plan.add_sample(row, sequence)
+    sequence.num_tokens += 1
+
+
+def _pool(plan: StepPlan, row: int, sequence: Sequence) -> None:
+    """The vector takes the place of the one token that a sequence may generate, so it is not planned again."""
+    plan.add_pool(row, sequence)
     sequence.num_tokens += 1

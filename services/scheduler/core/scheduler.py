@@ -111,6 +111,7 @@ class Scheduler:
         for row in output.failed:
             self._fail(progress, step, output, row)
         state.in_flight.popleft()
+        self._end_pooled(progress, step)
         for search in self._commit(progress, step, output):
             if not search.done and search.is_answered:
                 self._advance_search(progress, search)
@@ -155,6 +156,14 @@ class Scheduler:
         if ending is not None:
             progress.endings[index] = ending
             self.state.end(sequence)
+
+    def _end_pooled(self, progress: StepProgress, step: PendingStep) -> None:
+        """The sequences whose prompt has become a vector have nothing more to do."""
+        for pool, sequence in enumerate(step.plan.pool_sequence):
+            if not sequence.ended and sequence not in step.restarted:
+                self.state.update_cache(sequence)
+                progress.add_pooled(sequence, pool)
+                self.state.end(sequence)
 
     def _advance_search(self, progress: StepProgress, search: BeamSearch[Sequence]) -> None:
         """Takes one step of a search all of whose beams are answered, or ends it."""

@@ -112,8 +112,10 @@ class Sequence:
     isolated_until: int = 0  # while it has fewer tokens, no other request computes in its steps
     # Top log-probabilities that the decoder reports for each token; -1: none.
     num_logprobs: int = -1
-    # Wants log-probabilities of its prompt: all of it must be computed, in order.
-    scores_prompt: bool = False
+    # Something is made of every token of its prompt: all of it must be computed, in order.
+    reads_prompt: bool = False
+    # Numbers of the vector that its prompt becomes; 0: it generates tokens.
+    pooled_width: int = 0
     # Chooses its tokens; what the decoder samples is then ignored.
     beams: "BeamSearch[Sequence] | None" = None
     payload: Any = None  # what the servicer keeps with it; never read here

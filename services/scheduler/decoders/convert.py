@@ -87,11 +87,25 @@ def output_of(plan: StepPlan, result: decoder_pb2.StepResult) -> StepOutput:
     for failed in result.failed:
         why = failed.failure
         output.failed[failed.row] = Error(why.reason, why.message, why.code)
+    for pool, (row, slot) in enumerate(zip(plan.pool_row, plan.pool_slot, strict=True)):
+        sequence = plan.pool_sequence[pool]
+        given = result.pooled[pool] if pool < len(result.pooled) else b""
+        # One that has ended or begins anew concerns nobody.
+        if sequence.slot == slot and len(given) != 4 * sequence.pooled_width:
+            output.failed.setdefault(row, _not_pooled(sequence, given))
     if result.top_ids:
         beams = [i for i, s in enumerate(plan.sample_sequence) if s.beams is not None]
         logprobs = StepLogprobs(plan, result)
         output.top.update((sample, logprobs.top(sample)) for sample in beams)
     return output
+
+
+def _not_pooled(sequence: Sequence, given: bytes) -> Error:
+    return Error(
+        "NOT_POOLED",
+        f"the decoder gave {len(given) // 4} numbers where the request asks for {sequence.pooled_width}: gateway and"
+        " decoder serve different models, or the decoder is older than the gateway",
+    )
 
 
 def ending_message(
@@ -118,6 +132,7 @@ def ending_message(
 
 def _new_sequence(slot: int, sequence: Sequence, capacity: Capacity) -> decoder_pb2.NewSequence:
     request: Request = sequence.payload.request
+    spec = request.spec
     return decoder_pb2.NewSequence(
         slot=slot,
         request_id=sequence.request_id,
@@ -128,5 +143,6 @@ def _new_sequence(slot: int, sequence: Sequence, capacity: Capacity) -> decoder_
         sampling=request.sampling_of(sequence),
         lora_id=sequence.lora_id,
         root_name=root_of(sequence, capacity),
-        client_request_id=request.spec.client_request_id,
+        client_request_id=spec.client_request_id,
+        pooling=spec.pooling if spec.HasField("pooling") else None,
     )

@@ -41,15 +41,23 @@ class Choice:
         "token_prefix",
     )
 
-    def __init__(self, request: Owner, number: int, logprobs: int | None, log: bytes = b"") -> None:
-        """`number` is the choice's, or that of the prompt's log-probabilities; `log` what was written before."""
+    def __init__(
+        self,
+        request: Owner,
+        number: int,
+        logprobs: int | None,
+        log: bytes = b"",
+        pooled_width: int = 0,
+    ) -> None:
+        """`number` is the choice's, or that of the prompt's log-probabilities; `log` what was written before;
+        `logprobs` and `pooled_width`: see `stride`."""
         self.request = request
         self.sequence: Sequence | None = None  # whose tokens it logs, where it is one sequence's
-        self._stride = stride(logprobs)
+        self._stride = stride(logprobs, pooled_width)
         self._writer = LogEventWriter(request.request_id, number, self._stride)
         self._records = bytearray(log[: len(log) // self._stride * self._stride])
         self._ending: Ending | None = None
-        self._is_plain = logprobs is None and not request.collects
+        self._is_plain = self._stride == stride(None) and not request.collects
         # The first record that is written here says where it comes from: the script keeps it.
         self.token_prefix = b""
 

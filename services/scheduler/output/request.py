@@ -28,6 +28,7 @@ from shared.telemetry.request_names import names
 from shared.text.stop_search import StopStrings
 from shared.text.text_fold import TokenBytes
 from tessera.common.v1.media_pb2 import MediaItem
+from tessera.common.v1.pooling_pb2 import PooledRows
 from tessera.common.v1.sampling_pb2 import SamplingParams
 from tessera.decoder.v1.decoder_pb2 import Hello
 
@@ -111,7 +112,7 @@ class Request:
         # One computes the prompt for all that have no output yet; it is the one to score it.
         self.fresh = [s for s in self.sequences if not s.num_output_tokens]
         if not scored and self.sequences:
-            (self.fresh or self.sequences)[0].scores_prompt = True
+            (self.fresh or self.sequences)[0].reads_prompt = True
 
     @property
     def _content_bytes(self) -> bytes:
@@ -229,7 +230,8 @@ class Request:
         writer = self._writers.get(number)
         if writer is None:
             log = b"" if self.collects else self._taken.logs[number]
-            writer = self._writers[number] = Choice(self, number, self.logprobs, log)
+            width = self.spec.pooling.width
+            writer = self._writers[number] = Choice(self, number, self.logprobs, log, width)
         return writer
 
     def open_choices(self) -> Iterator[Choice]:
@@ -248,7 +250,7 @@ class Request:
 
     def sampling_of(self, sequence: Sequence) -> SamplingParams:
         """The settings that introduce a sequence to a decoder."""
-        if not self.sampling.HasField("prompt_logprobs") or sequence.scores_prompt:
+        if not self.sampling.HasField("prompt_logprobs") or sequence.reads_prompt:
             return self.sampling
         without = SamplingParams()
         without.CopyFrom(self.sampling)
@@ -278,10 +280,10 @@ class Request:
         return changed
 
     def _sequence(self, number: int) -> Sequence:
-        spec, sampling = self.spec, self.spec.sampling
-        generated = (
-            [] if self.collects else self.choice(number).known_tokens(self._taken.logs[number])
-        )
+        spec, sampling, pooling = self.spec, self.spec.sampling, self.spec.pooling
+        generated: list[int] = []
+        if not self.collects and not pooling.width:
+            generated = self.choice(number).known_tokens(self._taken.logs[number])
         stop_search = None
         if self._stops is not None and self._search is None:
             stop_search = stop_finder(self._table, self._stops, spec, generated[:-1])
@@ -311,6 +313,8 @@ class Request:
             arrival=self._taken.arrived_ms,
             isolated_until=self._isolated_until(len(self._prompt) + len(generated)),
             num_logprobs=self.sampling.logprobs if self.sampling.HasField("logprobs") else -1,
+            reads_prompt=pooling.rows == PooledRows.POOLED_ROWS_MEAN,
+            pooled_width=pooling.width,
             beams=self._search,
         )
         writer = Choice(self, number, self.logprobs) if self.collects else self.choice(number)

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
+from collections.abc import Sequence as Vectors
 from itertools import chain, compress
 
 import structlog
@@ -18,7 +19,7 @@ from services.scheduler.output.request import Request, Unreadable
 from shared.environment import monotonic
 from shared.queue import TakenRequest
 from shared.queue.log_event import token_middle
-from shared.queue.token_log import encode_tokens
+from shared.queue.token_log import encode_pooled, encode_tokens
 from tessera.decoder.v1 import decoder_pb2
 
 log = structlog.get_logger(__name__)
@@ -170,8 +171,9 @@ class OutputTracker:
         """Logs what a step gave, in one piece. Without a plan it is endings alone."""
         batch = _Batch()
         raw, logprobs = b"", None
+        pooled: Vectors[bytes] = ()
         if plan is not None and result is not None:
-            raw = result.tokens
+            raw, pooled = result.tokens, result.pooled
             if result.prompt_logprobs:
                 self._log_prompts(batch, plan, result)
             if result.logprobs:
@@ -190,7 +192,7 @@ class OutputTracker:
         if len(tokens) < len(prefixes):
             for prefix, one in zip(prefixes, progress, strict=True):
                 if not prefix:
-                    self._log_one(batch, one, logprobs)
+                    self._log_one(batch, one, logprobs, pooled)
         for search in progress.beams:
             self._log_beams(batch, search)
         self.num_tokens += len(progress) - progress.tokens.count(None)
@@ -204,15 +206,18 @@ class OutputTracker:
         batch: _Batch,
         progress: Progress,
         logprobs: StepLogprobs | None,
+        pooled: Vectors[bytes],
     ) -> None:
-        """A token with log-probabilities, or of a ranked output, or an ending, or both."""
-        sequence, start, token, ending, sample = progress
+        """A token with log-probabilities, or of a ranked output, or a vector, or an ending, or both."""
+        sequence, start, token, ending, sample, pool = progress
         request: Request = sequence.payload.request
         record = b""
         if token is not None:
             record = encode_tokens([token])
             if request.logprobs is not None and logprobs is not None:
                 record = logprobs.record(sample, token, request.logprobs)
+        elif pool >= 0:
+            record = encode_pooled(pooled[pool])
         if request.ranking is None:
             cached = sequence.num_cached_tokens
             batch.add(sequence.payload, start, record, ending, cached, request)

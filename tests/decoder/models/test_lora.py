@@ -39,7 +39,7 @@ def save_adapter(base: Path, folder: Path, family: str, seed: int, **config: Any
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.3)
-    model.save_pretrained(folder, save_embedding_layers=False)
+    model.save_pretrained(str(folder), save_embedding_layers=False)
     return folder
 
 

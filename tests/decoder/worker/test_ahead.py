@@ -58,9 +58,11 @@ def test_results_are_those_of_steps_in_turn(
     for loaded in (in_turn, ahead):
         poison(loaded.worker._model, bad)
     scheduler = Scheduler(core(in_turn))
-    sampling = add_requests(scheduler, kinds, numbers, 24)
+    width = in_turn.worker.model.config.hidden_size
+    sampling = add_requests(scheduler, kinds, numbers, 24, width)
     drive = RecordedDrive(scheduler, in_turn, sampling)
     drive.finish()
+    assert drive.vectors_of
     found = replay(ahead.worker, drive.recording.plans)
     for plan, (expected, got) in enumerate(zip(drive.recording.results, found, strict=True)):
         assert StepResult.FromString(got) == StepResult.FromString(expected), plan

@@ -230,8 +230,8 @@ async def test_errors_of_the_ollama_client(stage: Stage, client: ollama.AsyncCli
         with pytest.raises(ollama.ResponseError) as caught:
             await call
         assert (caught.value.status_code, caught.value.error) == (404, "model 'other' not found")
-    with pytest.raises(ollama.ResponseError, match="/api/embed is not offered") as caught:
-        await client.embed(MODEL, "x")
+    with pytest.raises(ollama.ResponseError, match="/api/pull is not offered") as caught:
+        await client.pull(MODEL)
     assert caught.value.status_code == 404
     assert (await stage.http.get(CHAT)).status_code == 405
     assert isinstance((await stage.http.get("/api/nowhere")).json()["error"], str)

@@ -48,6 +48,24 @@ def test_ids_are_those_of_transformers(style: str, config: dict[str, bool], tmp_
 
 
 @pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("config", [{}, {"add_bos_token": True}, {"add_eos_token": True}])
+def test_pairs_and_cut_texts_are_those_of_transformers(
+    style: str, config: dict[str, bool], tmp_path: Path
+) -> None:
+    folder = folder_of(style, tmp_path, **config)
+    ours, theirs = PromptTokenizer(folder), AutoTokenizer.from_pretrained(folder)
+    first, *others = TEXTS[:3]
+    for text in others:
+        for add in (True, False):
+            expected = theirs(first, text, add_special_tokens=add)["input_ids"]
+            assert ours.encode(first, add, pair=text).tolist() == expected, (text, add)
+            for most in (3, 7, 1000):
+                options = {"add_special_tokens": add, "truncation": True, "max_length": most}
+                expected = theirs(text, **options)["input_ids"]
+                assert ours.encode(text, add, most=most).tolist() == expected, (text, add, most)
+
+
+@pytest.mark.parametrize("style", STYLES)
 def test_guarded_text_keeps_its_words_without_control_tokens(style: str, tmp_path: Path) -> None:
     folder = folder_of(style, tmp_path)
     ours, theirs = PromptTokenizer(folder), AutoTokenizer.from_pretrained(folder)

@@ -156,7 +156,7 @@ def test_a_prompt_that_is_scored_uses_no_cached_block_but_leaves_some() -> None:
     prompt = list(range(1, 30))
     drive.scheduler.add(sequence("first", prompt, 2))
     drive.finish()
-    drive.scheduler.add(*choices("scored", prompt, 2, 2, scores_prompt=True))
+    drive.scheduler.add(*choices("scored", prompt, 2, 2, reads_prompt=True))
     drive.send()
     assert drive.in_flight[0].row_start == [0]
     drive.finish()

@@ -17,6 +17,8 @@ from services.scheduler.core.planner import PreemptionMode
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import POLICIES, EndReason, MediaSpan, Sequence
 from tests.support.arithmetic.drive import Drive, capacity, search_alone, sequence, start_of
+from tests.support.arithmetic.model import state_after
+from tests.support.arithmetic.worker import pooled_state
 
 BLOCK = 4
 SPAN = 6
@@ -78,6 +80,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.has_state = has_state
         self.expected: dict[tuple[str, int], list[int]] = {}
         self.searches: dict[str, tuple[list[int], dict[str, object]]] = {}
+        self.vectors: dict[str, list[float]] = {}  # of prompts that are pooled
         self.gone: set[str] = set()  # cancelled or failed
 
     def name(self) -> str:
@@ -108,12 +111,26 @@ class AnyOrder(RuleBasedStateMachine):
     ) -> None:
         name, prompt = self.name(), PREFIX[:shared] + tail
         count = min(count, self.room(prompt))
-        more = {"arrival": self.number, "priority": priority, "scores_prompt": scored}
+        more = {"arrival": self.number, "priority": priority, "reads_prompt": scored}
         more["isolated_until"] = alone and len(prompt) + alone
         choices = [sequence(name, prompt, count, choice=c, **more) for c in range(n)]
         assert self.scheduler.add(*choices) is None
         for c in range(n):
             self.expected[name, c] = self.drive.generate(prompt, count, c)
+
+    @rule(
+        shared=st.sampled_from([0, 8, 16]),
+        tail=st.lists(st.integers(1, 90), min_size=1, max_size=12),
+        whole=st.booleans(),
+        alone=ALONE,
+    )
+    def pool(self, shared: int, tail: list[int], whole: bool, alone: int) -> None:
+        name, prompt = self.name(), PREFIX[:shared] + tail
+        options = {"arrival": self.number, "pooled_width": 2, "reads_prompt": whole}
+        options["isolated_until"] = alone and len(prompt) + alone
+        assert self.scheduler.add(sequence(name, prompt, 1, **options)) is None
+        state = state_after(prompt, start_of(self.scheduler.capacity, prompt))
+        self.vectors[name] = pooled_state(state, 2)
 
     @rule(
         tail=st.lists(st.integers(1, 90), min_size=1, max_size=12),
@@ -194,10 +211,10 @@ class AnyOrder(RuleBasedStateMachine):
             self.scheduler.embeddings_ready(digest)
         self.drive.fetches.clear()
 
-    @precondition(lambda self: self.expected)
+    @precondition(lambda self: self.expected or self.vectors)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
-        name = data.draw(st.sampled_from(sorted({n for n, _ in self.expected})))
+        name = data.draw(st.sampled_from(sorted({n for n, _ in self.expected} | set(self.vectors))))
         if self.scheduler.cancel(name):
             self.gone.add(name)
 
@@ -281,6 +298,8 @@ class AnyOrder(RuleBasedStateMachine):
             else:
                 assert output == expected
                 assert drive.endings_of[name, choice] is EndReason.LENGTH
+        for name, vector in self.vectors.items():
+            assert drive.vectors_of.get(name) in ([vector, None] if name in self.gone else [vector])
         for name, (prompt, options) in self.searches.items():
             if name not in self.gone:
                 search = BeamSearch[Sequence](**options)  # type: ignore[arg-type]

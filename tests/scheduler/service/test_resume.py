@@ -15,12 +15,19 @@ from transformers import PreTrainedTokenizerFast
 from shared.errors import Unavailable
 from shared.net.channels import open_channel
 from shared.queue.token_log import decode_tokens, stride
+from tessera.common.v1.pooling_pb2 import (
+    POOLED_ROWS_LAST,
+    POOLED_ROWS_MEAN,
+    PoolingHead,
+    PoolingParams,
+)
 from tessera.scheduler.v1.scheduler_pb2 import GetLoadRequest
 from tessera.scheduler.v1.scheduler_pb2_grpc import SchedulerServiceStub
 from tests.support.checkpoints import make_checkpoint
 from tests.support.scheduler_bench import Bench
 
 LENGTH = 120
+WIDTH = 64  # of the checkpoint's hidden rows
 GRAMMAR = 'start: ("red" | "blue" | "[" /[0-9]{1,3}/ "]"){30,90} "."'
 # Name -> prompt's length and sampling.
 KINDS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -45,6 +52,8 @@ KINDS: dict[str, tuple[int, dict[str, Any]]] = {
     "grammar": (14, {"grammar": GRAMMAR, "temperature": 1.2, "seed": 12, "n": 3}),
     "greedy grammar": (15, {"grammar": GRAMMAR, "logprobs": 1, "frequency_penalty": 0.3}),
     "bias and words": (9, {"logit_bias": {5: 2.0}, "bad_token_ids": [7], "temperature": 0.0}),
+    "vector": (170, {"pooling": POOLED_ROWS_LAST}),
+    "mean of all": (210, {"pooling": POOLED_ROWS_MEAN}),
 }
 
 
@@ -59,14 +68,19 @@ def prompt_of(number: int, length: int) -> list[int]:
 
 
 def stride_of(sampling: dict[str, Any]) -> int:
-    return stride(sampling.get("logprobs"))
+    return stride(sampling.get("logprobs"), WIDTH if "pooling" in sampling else 0)
 
 
 async def ask_all(bench: Bench, kinds: dict[str, tuple[int, dict[str, Any]]]) -> dict[str, str]:
     rids = {}
     for number, (name, (length, sampling)) in enumerate(kinds.items()):
         options = {"max_tokens": LENGTH, **sampling}
-        rids[name] = await bench.ask(prompt_of(number, length), **options)
+        more = None
+        if (rows := options.pop("pooling", None)) is not None:
+            options["max_tokens"] = 1
+            params = PoolingParams(rows=rows, head=PoolingHead.POOLING_HEAD_NONE, width=WIDTH)
+            more = {"pooling": params}
+        rids[name] = await bench.ask(prompt_of(number, length), more, **options)
     return rids
 
 

@@ -4,6 +4,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable
 from typing import Any
 
+import numpy as np
+
 from services.decoder.steps import needs
 from services.decoder.worker.plans.plan import Limits, Plan, read_plan
 from services.scheduler.core.beams import BeamSearch, Hypothesis
@@ -16,6 +18,7 @@ from services.scheduler.decoders.convert import int32, output_of
 from shared.errors import Internal
 from shared.step_columns import PLAN_COLUMNS
 from tessera.common.v1.media_pb2 import MediaItem
+from tessera.common.v1.pooling_pb2 import PooledRows, PoolingHead, PoolingParams
 from tessera.common.v1.sampling_pb2 import SamplingParams
 from tessera.decoder.v1 import decoder_pb2
 from tests.support.arithmetic import model
@@ -123,6 +126,7 @@ class DirectDecoder:
             num_encoder_blocks=capacity.num_encoder_blocks,
         )
         self.worker = CheckedWorker(self.limits, self._refuse, needs_of(capacity))
+        self.vectors: list[list[float]] = []  # of the last plan's pools
 
     def run(
         self,
@@ -134,6 +138,7 @@ class DirectDecoder:
         self._check_size(plan)
         self.worker.failing_rows = frozenset(failing_rows)
         result = self.worker.run(read_plan(self._message(plan), self.limits))
+        self.vectors = [np.frombuffer(one, "<f4").tolist() for one in result.pooled]
         lost = {block for row in failing_rows for block in self._blocks(plan, row)}
         for row in self.worker.misread_rows:
             owner = plan.row_sequence[row]
@@ -185,8 +190,15 @@ class DirectDecoder:
                 for span in new.media
             ],
             sampling=sampling,
+            pooling=_pooling(new) if new.pooled_width else None,
             root_name=root_of(new, self.capacity),
         )
+
+
+def _pooling(new: Sequence) -> PoolingParams:
+    """Of the hidden row itself."""
+    rows = PooledRows.POOLED_ROWS_MEAN if new.reads_prompt else PooledRows.POOLED_ROWS_LAST
+    return PoolingParams(rows=rows, head=PoolingHead.POOLING_HEAD_NONE, width=new.pooled_width)
 
 
 def capacity(attention: AttentionKind = AttentionKind.CAUSAL, **changes: int) -> Capacity:
@@ -221,6 +233,7 @@ class Drive:
         self.outputs_of: dict[Name, list[int]] = defaultdict(list)
         self.endings_of: dict[Name, EndReason] = {}
         self.found: dict[str, list[Hypothesis]] = {}  # by beam searches
+        self.vectors_of: dict[str, list[float]] = {}  # of prompts that are pooled
         self.fetches: list[bytes] = []  # artifacts that the decoder was told to pull
 
     @property
@@ -252,6 +265,7 @@ class Drive:
         output = self.decoder.run(plan, self.restarted(), failing_rows)
         result = self.scheduler.complete(output)
         progress = list(result)
+        vectors = self.decoder.vectors
         for p in progress:
             name = p.sequence.request_id, p.sequence.choice
             assert name not in self.endings_of
@@ -259,6 +273,8 @@ class Drive:
                 assert p.start == len(self.outputs_of[name])
                 assert p.token == self._expected(p)
                 self.outputs_of[name].append(p.token)
+            if p.pool >= 0:
+                self.vectors_of[p.sequence.request_id] = vectors[p.pool]
             if p.ending is not None:
                 self.endings_of[name] = p.ending.reason
         for search in result.beams:

@@ -32,6 +32,11 @@ from tests.support.arithmetic.model import (
 NEVER = 0xBAD  # the state of a place that was never written
 
 
+def pooled_state(state: int, width: int) -> list[float]:
+    """The vector that a state becomes."""
+    return [float((state >> place) % 1009) for place in range(width)]
+
+
 def columns(*arrays: Ints) -> Iterator[tuple[int, ...]]:
     """Columns of a plan, line by line."""
     return zip(*(array.tolist() for array in arrays), strict=True)
@@ -84,6 +89,7 @@ class ArithmeticWorker:
         # Slot -> how many of the most probable tokens a result names; only where log-probabilities are wanted.
         self._num_top: dict[int, int] = {}
         self._num_prompt_top: dict[int, int] = {}
+        self._widths: dict[int, int] = {}  # slot -> numbers of the vector that it becomes
         self._has_failed = False  # some row, since the last reset
 
     @property
@@ -122,6 +128,7 @@ class ArithmeticWorker:
                 self._states[child] = self._states[parent]
         self._score_prompts(step)
         self._sample(plan, step)
+        self._pool(plan, step)
         return result
 
     def apply(self, plan: Plan) -> None:
@@ -165,6 +172,7 @@ class ArithmeticWorker:
         for slot in slots.tolist():
             self._num_top.pop(slot, None)
             self._num_prompt_top.pop(slot, None)
+            self._widths.pop(slot, None)
         self.slots.drop(slots)
 
     def embedding_rows(self, span: MediaSpan, first: int, last: int) -> list[int]:
@@ -224,6 +232,8 @@ class ArithmeticWorker:
         return first_state(self.slots.root_name[slot], self.values(slot, 0, length))
 
     def _note_logprobs(self, new: NewSequence) -> None:
+        if new.HasField("pooling"):
+            self._widths[new.slot] = new.pooling.width
         if new.sampling.HasField("logprobs"):
             self._num_top[new.slot] = new.sampling.logprobs
         if new.sampling.HasField("prompt_logprobs"):
@@ -306,6 +316,17 @@ class ArithmeticWorker:
         if self._num_top and not np.isnan(own).all():
             step.result.logprobs = _floats(own)
             step.result.top_ids, step.result.top_logprobs = _pack(top)
+
+    def _pool(self, plan: Plan, step: Step) -> None:
+        """A vector for each pool, of the state at its row's end; none where the row failed."""
+        for row, slot in columns(plan.pool_row, plan.pool_slot):
+            state, end = step.ends[row], step.rows[row][1] + step.rows[row][2]
+            if state is None or self.slots.failed[slot]:
+                step.result.pooled.append(b"")
+                continue
+            length = int(self.slots.length[slot])
+            self._check(length == end, f"slot {slot}: a pool at {end} of {length} tokens")
+            step.result.pooled.append(_floats(pooled_state(state, self._widths[slot])))
 
     def _score_prompts(self, step: Step) -> None:
         """Log-probabilities of the prompt tokens that rows computed, where they were asked for."""

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -62,6 +63,7 @@ class RecordedDecoder(DirectDecoder):
         self.capacity, self.limits = capacity, worker.limits
         self.recording = Recording()
         self._real = worker
+        self.vectors = []
         self._sampling = sampling
 
     def run(
@@ -76,6 +78,7 @@ class RecordedDecoder(DirectDecoder):
         self.recording.plans.append(message.SerializeToString())
         self._real.step(read_plan(message, self.limits), results.append)
         self.recording.take(results[0])
+        self.vectors = [np.frombuffer(one, "<f4").tolist() for one in results[0].pooled]
         return output_of(plan, results[0])
 
     def _new_sequence(self, slot: int, new: ScheduledSequence) -> decoder_pb2.NewSequence:
@@ -138,24 +141,35 @@ def poison(model: DecoderModel, bad: Collection[tuple[int, int]]) -> None:
 
 
 def add_requests(
-    scheduler: Scheduler, kinds: list[dict[str, Any]], numbers: random.Random, count: int
+    scheduler: Scheduler,
+    kinds: list[dict[str, Any]],
+    numbers: random.Random,
+    count: int,
+    width: int = 0,
 ) -> dict[str, SamplingParams]:
-    """Requests of these kinds, some with several choices; their settings by id."""
+    """Requests of these kinds, some with several choices, and, where hidden rows of a `width` are given, some that are
+    pooled; their settings by id.
+    """
     sampling = {}
     for index in range(count):
         name = f"r{index}"
         kind = numbers.choice(kinds)
         prompt = [numbers.randrange(400) for _ in range(numbers.randint(2, 70))]
+        if width and numbers.random() < 0.2:
+            sampling[name] = greedy(max_tokens=1)
+            pooled = {"pooled_width": width, "reads_prompt": numbers.random() < 0.5}
+            assert scheduler.add(sequence(name, prompt, 1, index, **pooled)) is None
+            continue
         longest = numbers.randint(1, 30)
         sampling[name] = greedy(**kind, max_tokens=longest, seed=index)
         stops = frozenset(numbers.sample(range(400), numbers.choice([0, 40])))
         given = {
             "arrival": index,
             "num_logprobs": kind.get("logprobs", -1),
-            "scores_prompt": "prompt_logprobs" in kind,
+            "reads_prompt": "prompt_logprobs" in kind,
             "stop_token_ids": stops,
         }
-        choices = 1 if given["scores_prompt"] else numbers.choice([1, 1, 1, 3])
+        choices = 1 if given["reads_prompt"] else numbers.choice([1, 1, 1, 3])
         texts = [
             sequence(name, prompt, longest, choice=choice, **given) for choice in range(choices)
         ]

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+import numpy as np
 from tokenizers import Tokenizer
 
 from shared.errors import InvalidRequest, ServingError, Unavailable
@@ -20,7 +21,13 @@ from shared.queue import Append, AppendCode, Places, Queue, TakenRequest, connec
 from shared.queue.keys import Keys, new_instance_id
 from shared.queue.log_event import Origin
 from shared.queue.registry import Announcement
-from shared.queue.token_log import decode_tokens, encode_logprobs, encode_tokens, stride
+from shared.queue.token_log import (
+    decode_tokens,
+    encode_logprobs,
+    encode_pooled,
+    encode_tokens,
+    stride,
+)
 from shared.served_part import ServedPart
 from shared.text.stop_search import StopStrings
 from shared.text.text_fold import StopFinder, TokenBytes
@@ -110,6 +117,7 @@ class PreprocessPlayer(preprocess_pb2_grpc.PreprocessServiceServicer):
             ids = decode_tokens(request.token_ids)
         elif kind == "text":
             ids = self._tokenizer.encode(request.text).ids
+            ids += self._tokenizer.encode(request.text_pair).ids
         else:
             for message in request.conversation.messages:
                 ids += self._tokenizer.encode(f"{message.role}: ").ids
@@ -190,6 +198,10 @@ class SchedulerPlayer:
         self.classes: list[str] = []
         self.answer: Callable[[RequestSpec], Iterable[Sequence[int]]] = lambda spec: [[0]]
         self.answer_choice: Callable[[RequestSpec, int], Iterable[Sequence[int]]] | None = None
+        # What a pooled prompt becomes: as many numbers as it asks for.
+        self.vector: Callable[[RequestSpec], Sequence[float]] = lambda spec: (
+            [1.0] * spec.pooling.width
+        )
         self.failure: Failure | None = None
         # The choices that `failure` is for; all if None.
         self.failing: set[int] | None = None
@@ -291,9 +303,27 @@ class SchedulerPlayer:
     async def _run(self, request: TakenRequest) -> None:
         spec, rid = request.spec, request.spec.request_id
         await self._log_prompt(spec)
+        if spec.HasField("pooling"):
+            await self._pool(spec)
+            return
         choices = range(spec.sampling.n)
         await asyncio.gather(*(self._run_choice(spec, choice) for choice in choices))
         self.played[rid].ended.set()
+
+    async def _pool(self, spec: RequestSpec) -> None:
+        """The one record of a pooled prompt, with its ending."""
+        await self.step(spec.request_id, 0)
+        record = encode_pooled(np.asarray(self.vector(spec), "<f4").tobytes())
+        ending = Ending(reason=FinishReason.FINISH_REASON_STOP)
+        if self.failure is not None:
+            record = b""
+            ending = Ending(reason=FinishReason.FINISH_REASON_ERROR, failure=self.failure)
+        size = stride(None, spec.pooling.width)
+        append = Append(spec.request_id, 0, 0, size, record, ending, self.origin)
+        (answer,) = await self.queue.append(self.id, [append])
+        played = self.played[spec.request_id]
+        played.cancelled = answer.code != AppendCode.OK
+        played.ended.set()
 
     async def _log_prompt(self, spec: RequestSpec) -> None:
         """The prompt's log-probabilities, in pieces, before any output."""

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,10 +40,10 @@ class Addresses:
 
 @contextlib.contextmanager
 def services_in_process(
-    model: Path, redis_url: str, mindie_shm: Path | None = None
+    model: Path, redis_url: str, mindie_shm: Path | None = None, **gateway: Any
 ) -> Iterator[Addresses]:
     """One of each service that the model needs, ready, on a Redis that is emptied first. The model has the name that
-    `serve` gives it.
+    `serve` gives it; `gateway` are settings of the gateway.
 
     For tests of what the services compute together. Tests of their processes start a `System`, which takes three
     times as much processor time: each process imports its libraries anew.
@@ -55,7 +55,7 @@ def services_in_process(
         start_blocking_portal() as portal,
         contextlib.ExitStack() as stack,
     ):
-        running = _running(model, redis_url, folder, mindie_shm)
+        running = _running(model, redis_url, folder, mindie_shm, gateway)
         addresses = stack.enter_context(portal.wrap_async_context_manager(running))
         try:
             yield addresses
@@ -67,12 +67,17 @@ def services_in_process(
 
 @contextlib.asynccontextmanager
 async def _running(
-    model: Path, redis_url: str, folder: str, mindie_shm: Path | None
+    model: Path,
+    redis_url: str,
+    folder: str,
+    mindie_shm: Path | None,
+    gateway_settings: Mapping[str, Any],
 ) -> AsyncIterator[Addresses]:
     stop = asyncio.Event()
     artifacts = Path(folder) / "artifacts"
     common: dict[str, Any] = {"model": model, "redis_url": redis_url, "artifact_dir": artifacts}
-    settings = GatewaySettings(**common, port=0, grpc_port=0, shutdown_timeout=0.2)
+    own = {"port": 0, "grpc_port": 0, "shutdown_timeout": 0.2, **gateway_settings}
+    settings = GatewaySettings(**common, **own)
     async with asyncio.TaskGroup() as group:
         for service in _behind_the_gateway(common, folder, stop, mindie_shm):
             group.create_task(service)

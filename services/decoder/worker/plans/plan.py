@@ -129,10 +129,13 @@ def _has_twice(slots: Ints) -> bool:
 def _check_rows(arrays: dict[str, Ints], limits: Limits) -> None:
     slots = arrays["row_slot"]
     if len(slots) == 0:
-        if len(arrays["sample_row"]):
-            raise bad_plan("samples without rows")
+        for name in ("sample_row", "pool_row"):
+            if len(arrays[name]):
+                raise bad_plan(f"{name} without rows")
         return
     _check_range("sample_row", arrays["sample_row"], 0, len(slots))
+    if len(arrays["pool_row"]):
+        _check_pools(arrays)
     if _has_twice(slots):
         raise bad_plan("row_slot names a slot twice")
     if not len(arrays["draft_slot"]) and _has_twice(arrays["sample_slot"]):
@@ -142,6 +145,15 @@ def _check_rows(arrays: dict[str, Ints], limits: Limits) -> None:
     tokens = int(np.add.reduce(arrays["row_count"]))
     if tokens > limits.max_step_tokens:
         raise bad_plan(f"{tokens} tokens are more than {limits.max_step_tokens} a step")
+
+
+def _check_pools(arrays: dict[str, Ints]) -> None:
+    rows, pooled = arrays["row_slot"], arrays["pool_row"]
+    _check_range("pool_row", pooled, 0, len(rows))
+    if (rows[pooled] != arrays["pool_slot"]).any():
+        raise bad_plan("pool_slot: a row is pooled for its own slot alone")
+    if _has_twice(pooled) or np.isin(pooled, arrays["sample_row"]).any():
+        raise bad_plan("pool_row names a row twice, or one with a sample")
 
 
 def _read_drafts(arrays: dict[str, Ints], limits: Limits) -> Drafts:

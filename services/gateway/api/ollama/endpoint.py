@@ -6,12 +6,15 @@ from services.gateway.admission.api_keys import BEARER
 from services.gateway.admission.caller import Caller
 from services.gateway.admission.request_options import RequestOptions
 from services.gateway.api.generating import Generating, Reader
+from services.gateway.api.ollama.embeddings import Embeddings
 from services.gateway.api.ollama.errors import error_reply
 from services.gateway.api.ollama.models import Models
 from services.gateway.api.ollama.replies import LineWriter, loaded, whole
 from services.gateway.api.ollama.requests import OnlyLoads, read_chat, read_generate
 from services.gateway.api.ollama.schema import (
     ChatBody,
+    EmbedBody,
+    EmbeddingsBody,
     GenerateBody,
     ModelDescription,
     ModelEntries,
@@ -33,15 +36,17 @@ from tessera.scheduler.v1.queue_pb2 import ReplyKind
 
 
 class OllamaEndpoint:
-    """Chat, generate, and what is served."""
+    """Chat, generate, vectors, and what is served."""
 
     roots = ("/api",)
     key_headers = (BEARER,)
 
-    def __init__(self, answers: "Answers", models: Models) -> None:
+    def __init__(self, answers: "Answers", embeddings: Embeddings, models: Models) -> None:
         self.routes: Sequence[Route] = (
             Route("POST", "/api/chat", answers.chat, ChatBody, generates=True),
             Route("POST", "/api/generate", answers.generate, GenerateBody, generates=True),
+            Route("POST", "/api/embed", embeddings.embed, EmbedBody, generates=True),
+            Route("POST", "/api/embeddings", embeddings.embeddings, EmbeddingsBody, generates=True),
             Route("GET", "/api/tags", models.tags, reply=ModelEntries),
             Route("GET", "/api/ps", models.ps, reply=ModelEntries),
             Route("POST", "/api/show", models.show, ShowBody, ModelDescription),
@@ -103,7 +108,11 @@ async def _write(
 
 
 def _endpoint(parts: Parts) -> OllamaEndpoint:
-    return OllamaEndpoint(Answers(parts.generating), Models(parts.model, parts.body_limits))
+    return OllamaEndpoint(
+        Answers(parts.generating),
+        Embeddings(parts.pooling),
+        Models(parts.model, parts.body_limits),
+    )
 
 
 OLLAMA = Api(

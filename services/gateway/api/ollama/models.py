@@ -17,6 +17,7 @@ from services.gateway.api.ollama.schema import (
 from services.gateway.decoding.bounds import wrong
 from services.gateway.decoding.decode import decode, off_loop
 from services.gateway.http.exchange import BodyLimits, Exchange
+from services.gateway.model.pooled_model import Task
 from services.gateway.model.served_model import ServedModel
 from services.gateway.release import release
 
@@ -81,10 +82,16 @@ class Models:
                 f"{model.kind}.context_length": model.max_model_len,
                 f"{model.kind}.vocab_size": model.vocab_size,
             },
-            capabilities=["completion", "vision"] if model.has_vision else ["completion"],
+            capabilities=self._capabilities(),
             parameters=self._parameters(),
             template=template if isinstance(template, str) else "",
         )
+
+    def _capabilities(self) -> list[str]:
+        tasks = self._model.tasks
+        served = {"completion": Task.GENERATE in tasks, "embedding": Task.EMBED in tasks}
+        served["vision"] = self._model.has_vision
+        return [name for name, is_served in served.items() if is_served]
 
     def _parameters(self) -> str:
         defaults = self._model.defaults

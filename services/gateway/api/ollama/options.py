@@ -83,7 +83,11 @@ def _check_body(body: GeneratingBody) -> None:
                 name,
                 "asks to shorten what exceeds the model's length, which is not offered: leave it out or send false",
             )
-    given = body.keep_alive
+    check_keep_alive(body.keep_alive)
+
+
+def check_keep_alive(given: str | float | None) -> None:
+    """Raises InvalidRequest for what is no duration."""
     if isinstance(given, str) and (
         len(given) > _LONGEST_DURATION or not _DURATION.fullmatch(given)
     ):

@@ -115,6 +115,42 @@ class GenerateBody(GeneratingBody, kw_only=True):
     context: Refused = _NONE
 
 
+class EmbedBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /api/embed: vectors of texts."""
+
+    model: Annotated[str | None, about("the served name")] = None
+    input: Annotated[
+        str | list[str] | None, about("a text, token ids, or up to 2048 of either")
+    ] = None
+    truncate: Annotated[
+        bool | None, about("whether what exceeds the length is left out at a text's end")
+    ] = None
+    dimensions: Annotated[
+        Whole | None, about("keeps so many numbers, where the model is made for it")
+    ] = None
+    options: Annotated[
+        Options | None, about("`num_ctx`; others are of generated tokens, and change no vector")
+    ] = None
+    keep_alive: Annotated[
+        str | float | None,
+        about("a duration or seconds, without effect: the model is always loaded"),
+    ] = None
+
+
+class EmbeddingsBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /api/embeddings: the vector of one text, as it used to be asked for."""
+
+    model: Annotated[str | None, about("the served name")] = None
+    prompt: Annotated[str | None, about("a text")] = None
+    options: Annotated[
+        Options | None, about("`num_ctx`; others are of generated tokens, and change no vector")
+    ] = None
+    keep_alive: Annotated[
+        str | float | None,
+        about("a duration or seconds, without effect: the model is always loaded"),
+    ] = None
+
+
 class ShowBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /api/show."""
 

@@ -7,6 +7,13 @@ from services.gateway.api.error_object import error_reply
 from services.gateway.api.openai.completions import Completions
 from services.gateway.api.openai.message_replies import WRITERS
 from services.gateway.api.openai.models import Models
+from services.gateway.api.openai.pooled_schema import (
+    ClassifyRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from services.gateway.api.openai.replies import ID_PREFIXES
 from services.gateway.api.openai.schema import (
     ChatRequest,
@@ -18,7 +25,9 @@ from services.gateway.api.openai.schema import (
     TokenizeReply,
     TokenizeRequest,
 )
+from services.gateway.api.openai.scores import Scores
 from services.gateway.api.openai.tokenize import Tokenizing
+from services.gateway.api.openai.vectors import Vectors
 from services.gateway.api.parts import Api, Parts
 from services.gateway.http.endpoint import ReplyForm, Route
 from services.gateway.http.forms import ErrorReply
@@ -26,17 +35,37 @@ from shared.errors import ServingError
 
 
 class OpenAiEndpoint:
-    """Chat, completions, models, tokenizing."""
+    """Chat, completions, vectors and scores, models, tokenizing."""
 
     roots = ("/v1",)
     key_headers = (BEARER,)
 
-    def __init__(self, completions: Completions, models: Models, tokenizing: Tokenizing) -> None:
+    def __init__(
+        self,
+        completions: Completions,
+        vectors: Vectors,
+        scores: Scores,
+        models: Models,
+        tokenizing: Tokenizing,
+    ) -> None:
         tokenize, detokenize = tokenizing.tokenize, tokenizing.detokenize
         self.routes: Sequence[Route] = (
             Route("POST", "/v1/chat/completions", completions.chat, ChatRequest, generates=True),
             Route(
                 "POST", "/v1/completions", completions.completion, CompletionRequest, generates=True
+            ),
+            *(
+                Route("POST", path, handler, body, generates=True)
+                for path, handler, body in (
+                    ("/v1/embeddings", vectors.embeddings, EmbeddingRequest),
+                    ("/pooling", vectors.pooled, PoolingRequest),
+                    ("/classify", vectors.classes, ClassifyRequest),
+                    ("/score", scores.score, ScoreRequest),
+                    ("/v1/score", scores.score, ScoreRequest),
+                    ("/rerank", scores.rerank, RerankRequest),
+                    ("/v1/rerank", scores.rerank, RerankRequest),
+                    ("/v2/rerank", scores.rerank, RerankRequest),
+                )
             ),
             Route("GET", "/v1/models", models.all, reply=ModelList),
             Route("GET", "/v1/models/**", models.one, reply=ModelCard),
@@ -55,6 +84,8 @@ class OpenAiEndpoint:
 def _endpoint(parts: Parts) -> OpenAiEndpoint:
     return OpenAiEndpoint(
         Completions(parts.generating),
+        Vectors(parts.pooling),
+        Scores(parts.pooling),
         Models(parts.model, parts.served_parts),
         Tokenizing(parts.model, parts.pool, parts.body_limits, parts.slices),
     )

@@ -31,5 +31,6 @@ class Models:
             created=self._model.created_unix_s,
             max_model_len=self._model.max_model_len,
             parent=self._model.name if name in self._model.adapters else None,
+            tasks=[task.value for task in self._model.tasks],
             parts=await self._parts.now(),
         )

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -81,7 +81,13 @@ def read_completions(body: CompletionRequest, model: ServedModel) -> list[ValidR
     return requests
 
 
-def media_urls(body: ChatRequest) -> Iterator[str]:
+class HasMessages(Protocol):
+    """A body with a conversation."""
+
+    messages: list[ChatMessage] | None
+
+
+def media_urls(body: HasMessages) -> Iterator[str]:
     """The URLs that media are read from."""
     for message in body.messages or ():
         for part in message.content if isinstance(message.content, list) else ():

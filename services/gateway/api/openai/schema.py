@@ -185,6 +185,9 @@ class ModelCard(msgspec.Struct, kw_only=True):
     owned_by: str = "tessera"
     max_model_len: Annotated[int, about("tokens of prompt and answer together at most")]
     parent: Annotated[str | None, about("the model that an adapter adapts")] = None
+    tasks: Annotated[
+        list[str], about("what it is served for: generate, embed, classify, score")
+    ] = []
     parts: Annotated[
         Mapping[str, Mapping[str, Any]],
         about(

@@ -1,0 +1,100 @@
+"""The bodies of requests for vectors and scores: OpenAI's, with vLLM's additions, and those of rerankers' clients.
+
+Fields that are not listed are ignored: clients send many.
+"""
+
+from typing import Annotated
+
+import msgspec
+
+from services.gateway.api.openai.schema import ChatMessage
+from services.gateway.decoding.about import about
+from services.gateway.decoding.decode import Whole
+from services.gateway.reading.pooled import Inputs, PooledFields
+
+_NONE = msgspec.Raw()
+
+
+class InputRequest(PooledFields, kw_only=True):
+    """Inputs, or one conversation by the chat template, which may have images."""
+
+    input: Annotated[Inputs | None, about("a text, token ids, or up to 2048 of either")] = None
+    messages: Annotated[
+        list[ChatMessage] | None,
+        about("one conversation, by the chat template, in place of `input`"),
+    ] = None
+    chat_template_kwargs: Annotated[
+        msgspec.Raw, about("an object: variables for the chat template")
+    ] = _NONE
+    add_generation_prompt: Annotated[
+        bool | None, about("whether the prompt ends with the begin of the assistant's turn")
+    ] = None
+    continue_final_message: Annotated[
+        bool | None, about("whether the prompt ends where the last message does")
+    ] = None
+    prompt_name: Annotated[
+        str | None, about("the name of a text of the model's files that goes before each text")
+    ] = None
+    use_activation: Annotated[
+        bool | None, about("whether vectors get the length 1, logits become probabilities")
+    ] = None
+
+
+class EmbeddingRequest(InputRequest, kw_only=True):
+    """POST /v1/embeddings: vectors of texts, or of a conversation."""
+
+    encoding_format: Annotated[
+        str | None, about("`float`, or `base64` of little-endian float32")
+    ] = None
+    dimensions: Annotated[
+        Whole | None, about("keeps so many numbers, where the model is made for it")
+    ] = None
+    normalize: Annotated[bool | None, about("the older name of `use_activation`")] = None
+
+
+class PoolingRequest(EmbeddingRequest, kw_only=True):
+    """POST /pooling: whatever the model gives of texts, or of a conversation."""
+
+    task: Annotated[str | None, about("a task of the server")] = None
+
+
+class ClassifyRequest(InputRequest, kw_only=True):
+    """POST /classify: labels of texts, or of a conversation."""
+
+
+class TextPairFields(PooledFields, kw_only=True):
+    """What a query and texts are scored by."""
+
+    instruction: Annotated[
+        str | None, about('what a model that answers "yes" or "no" is told to look for')
+    ] = None
+    use_activation: Annotated[
+        bool | None, about("whether vectors get the length 1, logits become probabilities")
+    ] = None
+
+
+class ScoreRequest(TextPairFields, kw_only=True):
+    """POST /score: scores of one query with several texts, or of as many queries as texts."""
+
+    queries: Annotated[
+        str | list[str] | None,
+        about("one text, or as many as `documents`"),
+    ] = None
+    documents: Annotated[str | list[str] | None, about("texts that are scored")] = None
+    text_1: Annotated[str | list[str] | None, about("the older name of `queries`")] = None
+    text_2: Annotated[str | list[str] | None, about("the older name of `documents`")] = None
+
+
+class TextDocument(msgspec.Struct):
+    """A document as some clients send it."""
+
+    text: Annotated[str | None, about("the text itself")] = None
+
+
+class RerankRequest(TextPairFields, kw_only=True):
+    """POST /rerank: texts by how well they answer a query."""
+
+    query: Annotated[str | None, about("what is searched for")] = None
+    documents: Annotated[list[str | TextDocument] | None, about("texts that are scored")] = None
+    top_n: Annotated[Whole | None, about("how many come back")] = None
+    return_documents: Annotated[bool | None, about("whether with their texts")] = None
