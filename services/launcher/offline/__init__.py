@@ -1,5 +1,6 @@
 """Offline use: `from tessera import LLM, SamplingParams` runs a whole system as child processes of a Python program."""
 
+from services.launcher.offline.adapters import LoRARequest
 from services.launcher.offline.async_engine import AsyncEngine, AsyncEngineArgs, AsyncLLMEngine
 from services.launcher.offline.errors import EngineFailed, RequestRefused
 from services.launcher.offline.llm import LLM
@@ -18,6 +19,7 @@ __all__ = [
     "AsyncLLMEngine",
     "CompletionOutput",
     "EngineFailed",
+    "LoRARequest",
     "Logprob",
     "RequestMetrics",
     "RequestOutput",

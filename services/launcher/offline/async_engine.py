@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from services.launcher.offline.adapters import Adapter, adapted
 from services.launcher.offline.engine_process import EngineProcess
 from services.launcher.offline.outputs import RequestOutput
 from services.launcher.offline.prompts import read_prompt
@@ -57,10 +58,11 @@ class AsyncEngine:
         request_id: str = "",
         *,
         inputs: Any = _UNSET,
+        lora_request: Adapter = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs as they come, each with all that has come so far; the last one is `finished`. Leaving it before
         cancels the request. `prompt`, or `inputs` as older versions of vLLM call it, is what `LLM.generate` takes;
-        `request_id` is the caller's name for the request, for `abort`.
+        `request_id` is the caller's name for the request, for `abort`; `lora_request` is an adapter's name.
 
         Raises RequestRefused, EngineFailed.
         """
@@ -68,7 +70,7 @@ class AsyncEngine:
             raise TypeError("generate() takes either prompt or inputs")
         if request_id in self._open:
             raise ValueError(f"request_id {request_id!r} is that of another open request")
-        read = read_prompt(inputs if prompt is _UNSET else prompt)
+        [read] = adapted([read_prompt(inputs if prompt is _UNSET else prompt)], lora_request)
         aborted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if request_id:
             self._open[request_id] = aborted

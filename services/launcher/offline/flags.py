@@ -46,7 +46,7 @@ def serve_arguments(model: str | Path | None, flags: Mapping[str, Any]) -> list[
     """The arguments of `tessera serve`, but for ports and folders. Raises TypeError for a flag that is none, ValueError
     for a value out of range.
     """
-    given = {name: _plain(value) for name, value in {**_DEFAULTS, **flags}.items()}
+    given = {name: _plain(name, value) for name, value in {**_DEFAULTS, **flags}.items()}
     given = {name: value for name, value in given.items() if value is not None}
     for name in given:
         if name in _OWN:
@@ -70,8 +70,11 @@ def serve_arguments(model: str | Path | None, flags: Mapping[str, Any]) -> list[
     return [str(folder), *words]
 
 
-def _plain(value: Any) -> Any:
-    """Mappings, such as limit_mm_per_prompt={"image": 2}, as JSON."""
+def _plain(name: str, value: Any) -> Any:
+    """Mappings, such as limit_mm_per_prompt={"image": 2}, as JSON; several values separated by commas."""
+    if name in ServeSettings.SEVERAL and not isinstance(value, str):
+        pairs = value.items() if isinstance(value, Mapping) else ()
+        return ",".join([f"{key}={one}" for key, one in pairs] or map(str, value))
     return json.dumps(dict(value)) if isinstance(value, Mapping) else value
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from services.launcher.offline.adapters import Adapter, adapted
 from services.launcher.offline.engine_process import EngineProcess
 from services.launcher.offline.loop_thread import LoopThread
 from services.launcher.offline.outputs import RequestOutput
@@ -41,18 +42,25 @@ class LLM:
             raise
 
     def generate(
-        self, prompts: Any, sampling_params: _Params = None, *, use_tqdm: bool = True
+        self,
+        prompts: Any,
+        sampling_params: _Params = None,
+        *,
+        use_tqdm: bool = True,
+        lora_request: Adapter | Sequence[Adapter] = None,
     ) -> list[RequestOutput]:
         """The answers to one prompt or several, in their order. A prompt is a text, a list of token ids, or a dict of
         `prompt` (or `prompt_token_ids`) and `multi_modal_data`: `{"image": ...}`, one or a list of paths, URLs, bytes
         of files or PIL images; `video` likewise. `sampling_params`: for all, or one for each; None takes the model's
-        own defaults and 16 tokens. `use_tqdm` shows on a terminal how many are answered.
+        own defaults and 16 tokens. `use_tqdm` shows on a terminal how many are answered. `lora_request`: an adapter's
+        name, for all or one for each; None is the model itself.
 
         Raises RequestRefused for the first prompt that cannot be answered; the others are then cancelled.
         """
         is_one = isinstance(prompts, (str, Mapping)) or is_ids(prompts)
         listed = [prompts] if is_one else list(prompts)
-        return self._run([read_prompt(prompt) for prompt in listed], sampling_params, use_tqdm)
+        read = adapted([read_prompt(prompt) for prompt in listed], lora_request)
+        return self._run(read, sampling_params, use_tqdm)
 
     def chat(
         self,
@@ -60,6 +68,7 @@ class LLM:
         sampling_params: _Params = None,
         *,
         use_tqdm: bool = True,
+        lora_request: Adapter | Sequence[Adapter] = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -69,6 +78,7 @@ class LLM:
         """The answers to a conversation, or to each of a list of conversations. Messages are OpenAI's; a part may also
         be `{"image": ...}` or `{"video": ...}`, with what `generate` takes for one, and `{"text": ...}`. `tools` are
         shown to the model, and its calls are text. `max_window_size`: the newest turns are kept that fit.
+        `lora_request`: as of `generate`.
 
         Raises as `generate` does.
         """
@@ -83,7 +93,7 @@ class LLM:
             "max_window_size": max_window_size,
         }
         prompts = [read_conversation(conversation, **options) for conversation in conversations]
-        return self._run(prompts, sampling_params, use_tqdm)
+        return self._run(adapted(prompts, lora_request), sampling_params, use_tqdm)
 
     @property
     def pid(self) -> int:

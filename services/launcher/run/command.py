@@ -61,6 +61,7 @@ def _ask(
         # One turn: it fits, or the request is refused.
         max_window_size=settings.max_input_length + 1,
         use_tqdm=False,
+        lora_request=[one.adapter or settings.lora_adapter_id or None for one in batch],
     )
 
 

@@ -15,10 +15,11 @@ class InputError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A picture and a text."""
+    """A picture, a text, and the name of the adapter that answers; an empty one is not given."""
 
     image: Path
     text: str
+    adapter: str = ""
 
 
 def read_inputs(images: Sequence[Path], texts: str, pairs: str) -> list[Input]:
@@ -67,15 +68,19 @@ def _read_texts(given: str) -> list[str]:
 
 def _pair(entry: Any, index: int) -> Input:
     where = f"--input-dict[{index}]"
-    if not isinstance(entry, dict) or entry.keys() - {"image", "prompt"}:
-        raise InputError(f'{where} must be {{"image": ..., "prompt": ...}}')
-    image, text = entry.get("image"), entry.get("prompt")
+    if not isinstance(entry, dict) or entry.keys() - {"image", "prompt", "adapter"}:
+        raise InputError(
+            f'{where} must be {{"image": ..., "prompt": ...}}, perhaps with an adapter'
+        )
+    image, text, adapter = entry.get("image"), entry.get("prompt"), entry.get("adapter") or ""
     if not isinstance(image, str) or not isinstance(text, str):
         raise InputError(f"{where} must have an image, the path of a file, and a prompt")
+    if not isinstance(adapter, str):
+        raise InputError(f"{where}: adapter must be a name")
     path = Path(image).expanduser()
     if not path.is_file():
         raise InputError(f"{where}: there is no file {path}")
-    return Input(path, text)
+    return Input(path, text, adapter)
 
 
 def _listed(given: str, flag: str) -> list[Any]:

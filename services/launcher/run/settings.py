@@ -36,7 +36,8 @@ class RunSettings(DecoderOptions, SchedulerOptions, ChatTemplateSettings, Family
     )
     input_dict: str = Field(
         "",
-        description='In place of pictures and texts: a JSON list of {"image": ..., "prompt": ...}, or a file with one.',
+        description='In place of pictures and texts: a JSON list of {"image": ..., "prompt": ...}, or a file with one.'
+        " An entry may have an adapter, whose name goes before --lora-adapter-id.",
     )
     max_batch_size: int = Field(
         1,
@@ -59,6 +60,11 @@ class RunSettings(DecoderOptions, SchedulerOptions, ChatTemplateSettings, Family
         description=f"Appends lengths and times of each batch to {_PERFORMANCE} of --output-dir.",
     )
     output_dir: Path = Field(Path(), description="Folder of the two files.")
+    lora_adapter_id: str = Field(
+        "",
+        description="Name of the adapter, of those that --lora-modules gives, that answers; the model itself unless"
+        " given.",
+    )
     num_beams: int = Field(1, ge=1, description="Beams of beam search; 1 is none.")
     temperature: float = Field(1.0, ge=0, le=2, description="0 takes the likeliest token.")
     top_k: int = Field(1, ge=-1, description="Likeliest tokens that are drawn from; 0 is all.")
