@@ -31,7 +31,7 @@ from shared.text.cutting import cut
 if TYPE_CHECKING:
     from tessera.common.v1.ending_pb2 import Failure
 
-_LONGEST_MESSAGE = 1_000
+_LONGEST_MESSAGE = 2_000
 _LONGEST_DETAIL = 300
 
 

@@ -128,11 +128,12 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
     async def _whole(self, request: PrepareRequest) -> tuple[Draft, list[TakenMedia], int]:
         """The draft of all that was sent, its media, and the microseconds that tokenizing took."""
         media = self._media_of(request)
+        ways = self._ways(request, media)
         work: list[Coroutine[Any, Any, Any]] = [self._draft(request)]
         square = self._square(media)
         work += [
             self._take(modality, item, request.tenant, square, how)
-            for (modality, item), how in zip(media, self._ways(request, media), strict=True)
+            for (modality, item), how in zip(media, ways, strict=True)
         ]
         (draft, tokenize_us), *images = await tasks.together(work)
         return draft, images, tokenize_us

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from services.gateway.following.answer import Answer
 from services.gateway.http.endpoint import ReplyForm, StreamWriter
-from shared.errors import Unavailable
+from shared.errors import Precondition, Unavailable
+from tessera.scheduler.v1.queue_pb2 import ReplyKind
 
 
 class ReplyForms:
@@ -26,7 +27,14 @@ class ReplyForms:
         return sorted({form.id_prefix for form in self._forms.values() if form.id_prefix})
 
     def make_writer(self, answer: Answer, with_ids: bool) -> StreamWriter:
-        """The writer of an answer. Raises Unavailable for a kind of reply that only newer gateways know."""
+        """The writer of an answer. Raises Unavailable for a kind of reply that only newer gateways know, Precondition
+        for one that is no stream.
+        """
+        if answer.head.reply.kind == ReplyKind.REPLY_KIND_POOLED:
+            raise Precondition(
+                "NOT_A_STREAM",
+                "the reply is made of vectors or scores, and none is a stream: ask again",
+            )
         form = self._forms.get(answer.head.reply.kind)
         if form is None:
             raise Unavailable(

@@ -15,7 +15,7 @@ from services.gateway.api.tessera import grpc_requests
 from services.gateway.apis import APIS
 from services.gateway.decoding.decode import decode
 from services.gateway.reading.valid_request import ValidRequest
-from shared.errors import Unavailable
+from shared.errors import Precondition, Unavailable
 from tessera.gateway.v1 import chat_pb2
 from tessera.scheduler.v1.queue_pb2 import ReplyFormat, ReplyKind, RequestSpec
 from tests.support.gateway.served_model import model
@@ -78,7 +78,8 @@ def test_a_completion_is_the_same_request_over_both(prompt: Any) -> None:
 
 
 def test_every_kind_of_reply_has_its_writer() -> None:
-    kinds = set(ReplyKind.values()) - {ReplyKind.REPLY_KIND_UNSPECIFIED}
+    others = {ReplyKind.REPLY_KIND_UNSPECIFIED, ReplyKind.REPLY_KIND_POOLED}
+    kinds = set(ReplyKind.values()) - others
     forms = {kind: form for api in APIS for kind, form in api.reply_forms.items()}
     assert set(forms) == kinds
     openai = (ReplyKind.REPLY_KIND_CHAT, ReplyKind.REPLY_KIND_COMPLETION)
@@ -90,6 +91,12 @@ def test_two_apis_cannot_have_one_kind_of_reply() -> None:
     forms = [api.reply_forms for api in APIS]
     with pytest.raises(ValueError, match="two APIs"):
         ReplyForms([*forms, *forms])
+
+
+def test_a_pooled_prompt_is_no_stream() -> None:
+    head = RequestSpec(reply=ReplyFormat(kind=ReplyKind.REPLY_KIND_POOLED))
+    with pytest.raises(Precondition, match="none is a stream"):
+        ReplyForms([]).make_writer(SimpleNamespace(head=head), True)  # type: ignore[arg-type]
 
 
 def test_a_reply_of_a_later_version_is_left_to_another_gateway() -> None:

@@ -29,6 +29,7 @@ OWN = {
 }
 VALUES = (
     3,
+    4096,
     True,
     0.25,
     "llava",
@@ -40,8 +41,11 @@ VALUES = (
     "native",
     "openai",
     "portable",
+    "last",
+    "embed",
     "/somewhere",
 )
+MODULES = "small=/somewhere"
 
 
 @pytest.fixture
@@ -69,6 +73,8 @@ def service_settings(
 
 def another_value(name: str) -> Any:
     """A value that the setting may have and does not have by default."""
+    if name == "lora_modules":
+        return MODULES
     default = ServeSettings.model_fields[name].default
     for value in VALUES:
         try:

@@ -167,6 +167,7 @@ def loaded(
         row_invariant=True,
         profile=Profile(step_bytes=0, step_us=step_us, token_us=token_us),
         needs=worker.needs,
+        adapters=(),
         part=ServedPart("arithmetic", tuple(worker.needs.off)),
         close=lambda: None,
     )
