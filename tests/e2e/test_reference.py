@@ -112,7 +112,6 @@ CASES: dict[str, dict[str, Any]] = {
 
 BY_DEFAULT = {
     "qwen2.5-vl-tied-sharded-new-names",
-    "ovis2-transformers-qwen2",
 }
 
 

@@ -167,4 +167,4 @@ async def test_a_request_that_goes_on_elsewhere(lines: Lines, stage: Stage, othe
 
 def test_what_is_said_of_a_failure_is_bounded() -> None:
     failure = InvalidRequest("X", "y" * 10_000).to_failure()
-    assert Ending(failure=failure).ByteSize() < 1200
+    assert Ending(failure=failure).ByteSize() < 2200

@@ -42,7 +42,14 @@ def runs(process: psutil.Process) -> bool:
         return False
 
 
-@pytest.mark.parametrize("end", ["exit", "kill", pytest.param("interrupt", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "end",
+    [
+        pytest.param("exit", marks=pytest.mark.full),
+        "kill",
+        pytest.param("interrupt", marks=pytest.mark.full),
+    ],
+)
 def test_nothing_is_left(end: str, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": python_path(ROOT, ROOT / "protos")}
     program = PROGRAM if end == "interrupt" else PROGRAM.rpartition("llm.generate")[0]
