@@ -8,6 +8,13 @@ from services.gateway.decoding.about import about
 from services.gateway.decoding.decode import Whole
 from services.gateway.reading.structured.fields import StructuredFields
 
+WINDOW = about(
+    "of conversations: keeps the system messages and the newest whole turns with which the prompt has less"
+    " tokens than this; 0 keeps all",
+    "`--max-window-size`, or the checkpoint's",
+    minimum=0,
+)
+
 
 class StreamOptions(msgspec.Struct):
     """What the events of a stream say beside the text."""
@@ -152,15 +159,7 @@ class GenerationOptions(StructuredFields, kw_only=True):
             minimum=-1,
         ),
     ] = None
-    max_window_size: Annotated[
-        Whole | None,
-        about(
-            "of conversations: keeps the system messages and the newest whole turns with which the prompt has less"
-            " tokens than this; 0 keeps all",
-            "`--max-window-size`, or the checkpoint's",
-            minimum=0,
-        ),
-    ] = None
+    max_window_size: Annotated[Whole | None, WINDOW] = None
     # Which tokens.
     seed: Annotated[
         Whole | None,

@@ -30,12 +30,7 @@ class Parameters(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     timeout: float | None = None
     max_window_size: Annotated[
         Whole | None,
-        about(
-            "of conversations: keeps the system messages and the newest whole turns with which the prompt has less"
-            " tokens than this; 0 keeps all",
-            "`--max-window-size`, or the checkpoint's",
-            minimum=0,
-        ),
+        about("a prompt of so many tokens or more is refused; 0 is no limit", "0", minimum=0),
     ] = None
     details: Annotated[
         bool | None, about("`finish_reason`, `generated_tokens` and `seed`", "false")

@@ -12,7 +12,7 @@ import msgspec
 from services.gateway.decoding.about import REFUSED, Refused, about
 from services.gateway.decoding.decode import Whole
 from services.gateway.reading.calls.tools import ToolFields
-from services.gateway.reading.options import GenerationOptions
+from services.gateway.reading.options import WINDOW, GenerationOptions
 from services.gateway.reading.prompt_parts import MediaData
 
 _NONE = msgspec.Raw()
@@ -153,15 +153,7 @@ class TokenizeRequest(ToolFields, kw_only=True, forbid_unknown_fields=True):
     chat_template_kwargs: Annotated[msgspec.Raw, _TEMPLATE_KWARGS] = _NONE
     add_generation_prompt: Annotated[bool | None, _OPENS] = None
     add_special_tokens: bool | None = None
-    max_window_size: Annotated[
-        Whole | None,
-        about(
-            "of conversations: keeps the system messages and the newest whole turns with which the prompt has less"
-            " tokens than this; 0 keeps all",
-            "`--max-window-size`, or the checkpoint's",
-            minimum=0,
-        ),
-    ] = None
+    max_window_size: Annotated[Whole | None, WINDOW] = None
     return_token_strs: Annotated[
         bool | None, about("each token as the vocabulary spells it, too", "false")
     ] = None
