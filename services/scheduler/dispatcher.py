@@ -145,6 +145,10 @@ class Dispatcher:
             decoders=[link.load() for link in self._fleet.links.values()],
         )
 
+    def contents(self) -> Collection[str]:
+        """Of the decoders that it has: the digests of their weights in hex."""
+        return {link.content for link in self._fleet.links.values()}
+
     def tokens_per_s(self) -> float | None:
         """Tokens committed a second since the last call, or None while idle or too soon to say."""
         now = asyncio.get_running_loop().time()

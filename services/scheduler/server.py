@@ -88,7 +88,12 @@ async def serve(
             kept_s=kept_s,
         )
         ownership = Ownership(
-            queue, scheduler_id, dispatcher.load, dispatcher.tokens_per_s, dispatcher.note_others
+            queue,
+            scheduler_id,
+            dispatcher.load,
+            dispatcher.tokens_per_s,
+            dispatcher.note_others,
+            dispatcher.contents,
         )
         settle()
         await ownership.register()

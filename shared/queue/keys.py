@@ -7,7 +7,8 @@
                                           others waited), turn_since_ms (the last one's, if it left others waiting),
                                           floor:<prio> (virtual time of the tenant served last), checked_ms and
                                           up_since_ms (since when Redis has been up without a break), content and
-                                          content_ms (of the decoder that was loaded last: it gets the new requests)
+                                          content_ms (of the decoder that was loaded last of those that are bound: it
+                                          gets the new requests)
     t:{m}:recovery                str     PX 3000 after a new Redis run_id was seen: no take, no fence while it exists
     t:{m}:live                    hash    rid -> cost in tokens, for every request reserved, waiting or running
     t:{m}:begun                   set     rids of them that have a first token
@@ -23,6 +24,7 @@
     t:{m}:turns                   hash    tenant -> requests taken of it since the last late one, while such wait
     t:{m}:scheds                  zset    sid -> lease deadline (ms)
     t:{m}:load                    hash    sid -> GetLoadResponse, refreshed with the lease
+    t:{m}:served                  hash    sid -> contents of the decoders that it has bound, refreshed with the lease
     t:{m}:own:<sid>               set     rids it owns
     t:{m}:instances:<service>     zset    instance id -> deadline (ms)
     t:{m}:addresses:<service>     hash    instance id -> gRPC address
