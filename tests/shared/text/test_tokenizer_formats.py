@@ -278,3 +278,25 @@ def test_tokenizer_json_goes_before_other_files(tmp_path: Path) -> None:
         second.encode("The red circle", True).tolist()
         == first.encode("The red circle", True).tolist()
     )
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_tokens_have_the_ids_that_files_beside_a_model_give_them(tmp_path: Path, kind: str) -> None:
+    pieces = trained(tmp_path / "tokenizer.model", model_type=kind, user_defined_symbols=["[U]"])
+    last, given = pieces.get_piece_size(), pieces.piece_to_id("[U]")
+    marks = {given: "<|mark|>", last: "<|next|>", last + 5: "<|later|>"}
+    listed = {str(index): {"content": text, "special": True} for index, text in marks.items()}
+    write(tmp_path, {}, {"added_tokens_decoder": listed})
+    tokenizer, table = words(tmp_path)
+    assert [tokenizer.token_id(text) for text in marks.values()] == [*marks]
+    assert tokenizer.encode("".join(marks.values()), False).tolist() == [*marks]
+    assert table.text([*marks]) == ""
+    text = "The red circle"
+    assert tokenizer.encode(text, False).tolist() == pieces.encode(text)
+
+
+def test_an_id_far_behind_a_model_is_refused(tmp_path: Path) -> None:
+    trained(tmp_path / "tokenizer.model", model_type="unigram")
+    write(tmp_path, {}, {"added_tokens_decoder": {"9999999": {"content": "<|far|>"}}})
+    with pytest.raises(InvalidRequest, match=r"tokenizer\.model has .* the id 9999999"):
+        words(tmp_path)
