@@ -278,11 +278,13 @@ class StepBudget:
         """Tokens that a chunk may have which starts at index `start` of its sequence."""
         if not self._plan.has_decoding:
             return self.whole
-        tokens = self.whole - self._capacity.max_batched_tokens // _RESERVED_SHARE
-        if not self._target or not self._costs.of_token:
-            return tokens
         block = self._capacity.block_size
         given = self._plan.num_tokens - self._decoding
+        reserved = self._capacity.max_batched_tokens // _RESERVED_SHARE
+        # Where so many decode that little more is left, the reserve is what a waiting prompt gets on with.
+        tokens = max(self.whole - reserved, min(self.whole, block - given))
+        if not self._target or not self._costs.of_token:
+            return tokens
         in_target = self._in_time(start, self._target) // block * block
         half = self._in_time(start, 2 * self._decoding_takes)
         return min(tokens, max(in_target, half, block - given))
