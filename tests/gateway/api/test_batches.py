@@ -422,3 +422,15 @@ async def test_what_was_lost_is_asked_for_again(
     assert len(stage.scheduler.played) == 1 + is_sent_again
     failed = await lines_of(stage.openai, batch.error_file_id)
     assert [one["response"]["status_code"] for one in failed] == ([] if is_sent_again else [504])
+
+
+async def test_characters_that_readers_take_for_ends_of_lines_divide_none(stage: Stage) -> None:
+    text = "one\u2028two\u2029three\u0085four"
+    stage.says(text)
+    batch = await begun(stage.openai, [line("a"), line(text), line(text)])
+    batch = await ended(stage.openai, batch.id)
+    done = await lines_of(stage.openai, batch.output_file_id)
+    assert [one["custom_id"] for one in done] == ["a", text]
+    assert {said(one["response"]["body"]) for one in done} == {text}
+    (refused,) = await lines_of(stage.openai, batch.error_file_id)
+    assert refused["custom_id"] == text
