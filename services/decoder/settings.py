@@ -26,6 +26,13 @@ class DecoderOptions(ComputeSettings, LoraSettings, ModelLengthSettings, Profile
         description="Tokens that one decoder computes in a step, a seventeenth less while others generate; 272 on the"
         " CPU, 2176 on cuda and npu unless given.",
     )
+    max_loras: int = Field(
+        8,
+        ge=1,
+        le=1024,
+        description="With --allowed-adapter-dir: how many of the adapters below it a decoder has at a time, in memory"
+        " that is set aside for them. It reads others when requests need them, in the place of those used longest ago.",
+    )
     tensor_parallel_size: int = Field(
         1,
         ge=1,

@@ -43,6 +43,7 @@ def main() -> int:
         checkpoint = make_checkpoint(Path(folder) / MODEL, "qwen2_vl")
         flags = ["--max-model-len", "256", "--max-choices", "4", "--dtype", "float32"]
         flags += ["--tool-call-parser", "hermes", "--reasoning-parser", "think"]
+        flags += ["--allowed-adapter-dir", folder]
         with System(checkpoint, *flags) as system:
             found = asyncio.run(_fuzz(system, settings))
     return 1 if found.broken else 0

@@ -301,10 +301,21 @@ def line(draw: random.Random, name: str) -> bytes:
     return _damaged(draw, written).replace(b"\n", b" ") if draw.random() < 0.2 else written
 
 
+def _of_adapters(draw: random.Random, route: str) -> dict[str, Any]:
+    """What names an adapter; where it lies there is none."""
+    return {
+        "lora_name": draw.choice(["sql", MODEL, "a" * 300, "\x00"]),
+        "lora_path": draw.choice(["sql", "../../etc", "/proc/self/fd/0", "\x00", "a/" * 3000]),
+        "load_inplace": draw.choice([True, False, None]),
+    }
+
+
 _OF_APIS: Mapping[str, Callable[[random.Random, str], dict[str, Any]]] = {
     **dict.fromkeys(POOLED_ROUTES, _pooled),
     "/api/": _of_ollama,
     "/v1/batches": _of_batches,
+    "/v1/load_lora_adapter": _of_adapters,
+    "/v1/unload_lora_adapter": _of_adapters,
     "/v1/messages": _of_anthropic,
     "/v1/responses": _of_responses,
 }

@@ -23,6 +23,7 @@ _ROUTES = [
     ("POST", "/v1/responses"), ("POST", "/v1/responses"), ("POST", "/v1/responses/input_tokens"),
     ("POST", "/v1/messages"), ("POST", "/v1/messages"), ("POST", "/v1/messages/count_tokens"),
     ("POST", "/v1/files"), ("POST", "/v1/batches"),
+    ("POST", "/v1/load_lora_adapter"), ("POST", "/v1/unload_lora_adapter"),
 ]  # fmt: skip
 _OTHERS = [
     ("GET", "/"), ("GET", "/metrics"), ("GET", "/health/ready"), ("GET", "/v1/models"), ("GET", "/v1/models/a/b"),

@@ -44,7 +44,7 @@ def make_spec(
     spec = RequestSpec(
         request_id=request_id,
         model=request.adapter or model.name,
-        lora_id=model.adapters[request.adapter].lora_id if request.adapter else "",
+        lora_id=request.lora_id,
         prompt=prepared.token_ids,
         media=prepared.media,
         sampling=sampling,

@@ -19,6 +19,7 @@ from services.gateway.http.endpoint import Endpoint, ReplyForm
 from services.gateway.http.exchange import BodyLimits
 from services.gateway.http.inner_calls import InnerCalls
 from services.gateway.lasting_work import LastingWork
+from services.gateway.model.adapter_loading import AdapterLoading
 from services.gateway.model.served_model import ServedModel
 from services.gateway.slices import Slices
 from services.gateway.telemetry.metrics import Metrics
@@ -60,6 +61,7 @@ class Parts:
     held_requests: HeldRequests
     resumption: Resumption
     admission: Admission
+    adapters: AdapterLoading
     responses: ResponseStore
     files: FileStore
     file_limits: FileLimits

@@ -105,6 +105,7 @@ class Sequence:
     stop_search: StopSearch | None = None
     media: tuple[MediaSpan, ...] = ()
     lora_id: str = ""
+    lora_folder: str = ""  # where a decoder finds its adapter; empty where it is not known
     cache_salt: bytes = b""
     content: bytes = b""  # digest of the weights that compute it; empty where it is not known
     priority: int = 0  # lower goes first, under the policy of that name
@@ -181,6 +182,7 @@ class Sequence:
             min_tokens=self.min_tokens,
             media=self.media,
             lora_id=self.lora_id,
+            lora_folder=self.lora_folder,
             cache_salt=self.cache_salt,
             content=self.content,
             priority=self.priority,

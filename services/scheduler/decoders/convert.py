@@ -48,7 +48,8 @@ def capacity_of(hello: decoder_pb2.Hello) -> Capacity:
         max_step_tokens=hello.max_step_tokens,
         has_state=hello.has_state,
         num_encoder_blocks=hello.encoder_blocks,
-        adapters=frozenset(hello.adapters),
+        adapters=frozenset(hello.adapters) - frozenset(hello.loaded_adapters),
+        max_adapters=hello.max_adapters,
     )
 
 
@@ -73,6 +74,11 @@ def plan_message(plan: StepPlan, lease: int, capacity: Capacity) -> decoder_pb2.
         fetch=plan.fetch,
         release=plan.release,
         sealed_hashes=b"".join(plan.sealed_hashes),
+        load_adapters=[
+            decoder_pb2.LoadAdapter(lora_id=lora_id, folder=folder)
+            for lora_id, folder in plan.load_adapters
+        ],
+        unload_adapters=plan.unload_adapters,
     )
     for name in PLAN_COLUMNS:
         values = getattr(plan, name)
