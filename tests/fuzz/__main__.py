@@ -17,12 +17,12 @@ from tessera.gateway.v1 import chat_pb2
 from tessera.preprocess.v1 import preprocess_pb2
 from tessera.scheduler.v1 import scheduler_pb2
 from tessera.vision_encoder.v1 import vision_encoder_pb2
-from tests.fuzz.bodies import MODEL
 from tests.fuzz.grpc_target import GrpcTarget
 from tests.fuzz.health import Health
 from tests.fuzz.reference import Reference
 from tests.fuzz.rest_target import RestTarget
 from tests.fuzz.run import Found, Run, Target
+from tests.fuzz.values import MODEL
 from tests.support.checkpoints import make_checkpoint
 from tests.support.processes.system import System
 
