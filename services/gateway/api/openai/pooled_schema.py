@@ -11,6 +11,7 @@ from services.gateway.api.openai.schema import ChatMessage
 from services.gateway.decoding.about import about
 from services.gateway.decoding.decode import Whole
 from services.gateway.reading.pooled import Inputs, PooledFields
+from services.gateway.reading.scored_texts import TextPairFields
 
 _NONE = msgspec.Raw()
 
@@ -62,17 +63,6 @@ class ClassifyRequest(InputRequest, kw_only=True):
     """POST /classify: labels of texts, or of a conversation."""
 
 
-class TextPairFields(PooledFields, kw_only=True):
-    """What a query and texts are scored by."""
-
-    instruction: Annotated[
-        str | None, about('what a model that answers "yes" or "no" is told to look for')
-    ] = None
-    use_activation: Annotated[
-        bool | None, about("whether vectors get the length 1, logits become probabilities")
-    ] = None
-
-
 class ScoreRequest(TextPairFields, kw_only=True):
     """POST /score: scores of one query with several texts, or of as many queries as texts."""
 
@@ -95,6 +85,8 @@ class RerankRequest(TextPairFields, kw_only=True):
     """POST /rerank: texts by how well they answer a query."""
 
     query: Annotated[str | None, about("what is searched for")] = None
-    documents: Annotated[list[str | TextDocument] | None, about("texts that are scored")] = None
-    top_n: Annotated[Whole | None, about("how many come back")] = None
-    return_documents: Annotated[bool | None, about("whether with their texts")] = None
+    documents: Annotated[
+        list[str | TextDocument] | None, about('texts that are scored; one may be `{"text": ...}`')
+    ] = None
+    top_n: Annotated[Whole | None, about("how many come back", "all")] = None
+    return_documents: Annotated[bool | None, about("whether with their texts", "true")] = None
