@@ -78,7 +78,7 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
     async def ModelMetadata(
         self, request: ModelMetadataRequest, context: Context
     ) -> ModelMetadataResponse:
-        """The tensors of the model. Raises NotFound."""
+        """The tensors of the model, or of an adapter. Raises NotFound."""
         self._check(request.name, request.version)
         about = ModelMetadataResponse.TensorMetadata
         inputs, outputs = (
@@ -86,7 +86,7 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
             for some in (INPUTS, OUTPUTS)
         )
         return ModelMetadataResponse(
-            name=self._model.name,
+            name=request.name,
             versions=[VERSION],
             platform=PLATFORM,
             inputs=inputs,
@@ -108,7 +108,7 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
                 async for response in self._stream(request, context):
                     yield ModelStreamInferResponse(infer_response=response)
             except ServingError as error:
-                failed = ModelInferResponse(id=request.id, model_name=self._model.name)
+                failed = ModelInferResponse(id=request.id, model_name=request.model_name)
                 failed.parameters[_FINAL].CopyFrom(InferParameter(bool_param=True))
                 yield ModelStreamInferResponse(error_message=error.message, infer_response=failed)
 
