@@ -6,6 +6,7 @@ from typing import Protocol
 
 import msgspec
 
+from services.gateway.admission.api_keys import KeyHeader
 from services.gateway.admission.caller import Caller
 from services.gateway.following.answer import Answer
 from services.gateway.following.writer import Writer
@@ -31,6 +32,8 @@ class Route:
     needs_key: bool = True
     # Whether it asks for tokens: the log has a line for its end, however it ends.
     generates: bool = False
+    # Headers in which its callers may send their key, beside those of the API: for clients of others that call it too.
+    key_headers: Sequence[KeyHeader] = ()
     # Whether probes call it by address, whatever names the server has.
     is_probe: bool = False
     # Parameters of its query by name, with what they are.

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from services.gateway.admission.api_keys import BEARER, KeyHeader
+from services.gateway.admission.api_keys import BEARER, X_API_KEY
 from services.gateway.admission.caller import Caller
 from services.gateway.api.anthropic.count_tokens import CountTokens
 from services.gateway.api.anthropic.errors import error_reply
@@ -26,7 +26,7 @@ class AnthropicEndpoint:
     """POST /v1/messages and /v1/messages/count_tokens."""
 
     roots = ("/v1/messages",)
-    key_headers = (KeyHeader("X-Api-Key"), BEARER)
+    key_headers = (X_API_KEY, BEARER)
 
     def __init__(self, generating: Generating, counting: CountTokens) -> None:
         self._generating = generating

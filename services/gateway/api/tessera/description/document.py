@@ -37,7 +37,8 @@ def describe(endpoints: Sequence[Endpoint], release: str, *, has_keys: bool) -> 
             methods[method] = (
                 _either(methods[method], operation) if method in methods else operation
             )
-    headers = {_scheme(header): header for e in endpoints for header in e.key_headers}
+    listed = [header for e in endpoints for r in e.routes for header in _key_headers(e, r)]
+    headers = {_scheme(header): header for header in listed}
     # The first endpoint of a folder says what its API is.
     tags = {tag(endpoint): _about_api(endpoint) for endpoint in reversed(endpoints)}
     tags = dict(reversed(tags.items()))
@@ -89,8 +90,8 @@ def _operation(
     if route.body is not None:
         content = {"schema": schemas.ref(route.body), "example": schemas.example(route.body)}
         operation["requestBody"] = {"required": True, "content": {_JSON: content}}
-    needs_key = has_keys and route.needs_key
-    operation["security"] = [{_scheme(h): []} for h in endpoint.key_headers] if needs_key else []
+    keys = _key_headers(endpoint, route) if has_keys and route.needs_key else ()
+    operation["security"] = [{_scheme(header): []} for header in keys]
     return operation
 
 
@@ -133,6 +134,10 @@ def _either(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
         "summary": f"{one['summary']} / {other['summary']}",
         "requestBody": {"required": True, "content": {_JSON: content}},
     }
+
+
+def _key_headers(endpoint: Endpoint, route: Route) -> Sequence[KeyHeader]:
+    return (*endpoint.key_headers, *route.key_headers)
 
 
 def _scheme(header: KeyHeader) -> str:
