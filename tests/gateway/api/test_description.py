@@ -8,8 +8,8 @@ import httpx
 import pytest
 from openapi_spec_validator import validate
 
-from services.gateway.api.tessera.description.endpoint import policy_of
 from services.gateway.api.tessera.description.schemas import Schemas
+from services.gateway.api.tessera.page import policy_of
 from services.gateway.decoding.decode import decode
 from services.gateway.reading.generation import read_generation, text_prompt
 from services.gateway.reading.options import GenerationOptions
@@ -101,11 +101,14 @@ def taken(name: str, value: float) -> None:
     read_generation(options, text_prompt("hello"), kind, None, model())
 
 
-async def test_the_page_loads_nothing_from_elsewhere(stage: Stage) -> None:
-    page = await stage.http.get("/docs")
+@pytest.mark.parametrize("path", ["/", "/docs"])
+async def test_pages_load_nothing_from_elsewhere(stage: Stage, path: str) -> None:
+    page = await stage.http.get(path)
     assert page.headers["content-type"].startswith("text/html")
     assert not re.search(r"(?:src|href)=\"(?!/|data:)", page.text)
-    assert "http" not in page.text.replace("http-equiv", "")
+    assert not re.search(r"https?://", page.text)
+    # What the policy does not let run: styles and handlers in attributes.
+    assert not re.search(r"<[^>]*\s(?:style|on\w+)=", page.text)
     policy = page.headers["content-security-policy"]
     assert policy == policy_of(page.text) and "default-src 'none'" in policy
     for tag in ("script", "style"):
