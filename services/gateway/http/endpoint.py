@@ -28,12 +28,14 @@ class Route:
     # What its bodies are decoded to, and what its JSON replies are; None where they have no Struct.
     body: type[msgspec.Struct] | None = None
     reply: type[msgspec.Struct] | None = None
+    # The fields of its bodies where they are forms (multipart/form-data).
+    form: type[msgspec.Struct] | None = None
     # Whether callers need a key where there are keys.
     needs_key: bool = True
-    # Whether it asks for tokens: the log has a line for its end, however it ends.
-    generates: bool = False
     # Headers in which its callers may send their key, beside those of the API: for clients of others that call it too.
     key_headers: Sequence[KeyHeader] = ()
+    # Whether it asks for tokens: the log has a line for its end, however it ends.
+    generates: bool = False
     # Whether probes call it by address, whatever names the server has.
     is_probe: bool = False
     # Parameters of its query by name, with what they are.

@@ -42,6 +42,22 @@ async def test_every_route_is_described_validly(stage: Stage) -> None:
             assert operation["security"] == []
 
 
+async def test_a_form_is_described_as_one(stage: Stage) -> None:
+    document = await described(stage.http)
+    [(kind, content)] = document["paths"]["/v1/files"]["post"]["requestBody"]["content"].items()
+    assert kind == "multipart/form-data"
+    schema = document["components"]["schemas"][content["schema"]["$ref"].rpartition("/")[2]]
+    assert schema["properties"].keys() == {
+        "file", "purpose", "expires_after[anchor]", "expires_after[seconds]"
+    }  # fmt: skip
+    assert schema["required"] == ["file"]
+    sent = {"purpose": "batch", "expires_after[anchor]": "created_at"}
+    sent["expires_after[seconds]"] = "3600"
+    reply = await stage.http.post("/v1/files", data=sent, files={"file": b"{}"})
+    assert reply.status_code == 200
+    assert reply.json()["expires_at"] - reply.json()["created_at"] == 3600
+
+
 async def test_examples_of_bodies_are_answered(stage: Stage) -> None:
     document = await described(stage.http)
     for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"):

@@ -42,6 +42,24 @@ class FilePage(msgspec.Struct, kw_only=True):
     has_more: bool
 
 
+class UploadFields(msgspec.Struct, kw_only=True):
+    """What a form says of its file."""
+
+    purpose: Annotated[str | None, about("batch", example="batch")] = None
+    anchor: Annotated[str | None, about("created_at; with the seconds alone")] = msgspec.field(
+        default=None, name="expires_after[anchor]"
+    )
+    seconds: Annotated[
+        str | None, about("for how long the file is kept: 3,600 to 2,592,000", "`--file-keep`")
+    ] = msgspec.field(default=None, name="expires_after[seconds]")
+
+
+class UploadBody(UploadFields, kw_only=True):
+    """POST /v1/files: a file with a request in each line."""
+
+    file: Annotated[bytes, about("the file itself, in a part with a filename")]
+
+
 class ExpiresAfter(msgspec.Struct, kw_only=True):
     """For how long the files of a batch are kept."""
 

@@ -13,7 +13,7 @@ from services.gateway.http.endpoint import Endpoint, Route
 from shared.errors import InvalidRequest
 
 _VERSION = "3.1.0"
-_JSON = "application/json"
+_JSON, _FORM = "application/json", "multipart/form-data"
 _STARS = re.compile(r"\*+")
 _NAMES = re.compile(r"\{(\w+)\}")
 # Docstrings of handlers and bodies: the route, which the description has anyway, and a sentence.
@@ -25,7 +25,8 @@ _SAMPLE = InvalidRequest(
 
 def describe(endpoints: Sequence[Endpoint], release: str, *, has_keys: bool) -> dict[str, Any]:
     """The document. `has_keys`: callers need one where a route asks for it."""
-    kinds = [kind for e in endpoints for r in e.routes for kind in (r.body, r.reply) if kind]
+    routes = [route for endpoint in endpoints for route in endpoint.routes]
+    kinds = [kind for r in routes for kind in (r.body, r.form, r.reply) if kind]
     schemas = Schemas(kinds)
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
@@ -90,6 +91,9 @@ def _operation(
     if route.body is not None:
         content = {"schema": schemas.ref(route.body), "example": schemas.example(route.body)}
         operation["requestBody"] = {"required": True, "content": {_JSON: content}}
+    elif route.form is not None:
+        form = {_FORM: {"schema": schemas.ref(route.form)}}
+        operation["requestBody"] = {"required": True, "content": form}
     keys = _key_headers(endpoint, route) if has_keys and route.needs_key else ()
     operation["security"] = [{_scheme(header): []} for header in keys]
     return operation
