@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass
@@ -32,8 +33,8 @@ class Stream:
         return gaps
 
 
-async def ask(port: int, model: str, prompt: list[int], count: int) -> Stream:
-    """One streamed completion of token ids, greedy, of exactly `count` tokens."""
+async def ask(port: int, model: str, prompt: list[int], count: int, **more: Any) -> Stream:
+    """One streamed completion of token ids, greedy, of exactly `count` tokens; `more` are fields of its body."""
     body = json.dumps(
         {
             "model": model,
@@ -43,6 +44,7 @@ async def ask(port: int, model: str, prompt: list[int], count: int) -> Stream:
             "ignore_eos": True,
             "stream": True,
             "return_token_ids": True,
+            **more,
         }
     ).encode()
     head = (
