@@ -42,7 +42,12 @@ class PooledFields(msgspec.Struct, kw_only=True):
         str | None, about("up to 512 characters: the tenant, where no API key is checked")
     ] = None
     truncate_prompt_tokens: Annotated[
-        Whole | None, about("keeps so many tokens of a text's beginning; -1 what the model takes")
+        Whole | None,
+        about(
+            "keeps so many tokens of a text's beginning, the tokenizer's own end tokens among them; -1 what the model"
+            " takes; not with `messages`",
+            "refuses what is too long",
+        ),
     ] = None
     add_special_tokens: Annotated[
         bool | None, about("whether the tokenizer's own tokens go around a text")
