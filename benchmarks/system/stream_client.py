@@ -48,7 +48,7 @@ async def ask(port: int, model: str, prompt: list[int], count: int, **more: Any)
         }
     ).encode()
     head = (
-        "POST /v1/completions HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n"
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     ).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
