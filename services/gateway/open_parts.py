@@ -15,7 +15,9 @@ from services.gateway.admission.request_options import Timeouts
 from services.gateway.admission.resume import Resumption
 from services.gateway.admission.tenant_weights import TenantWeights, read_weights
 from services.gateway.api.generating import Generating
+from services.gateway.api.grpc_calls import GrpcCalls
 from services.gateway.api.grpc_generating import GrpcGenerating
+from services.gateway.api.grpc_pooling import GrpcPooling
 from services.gateway.api.parts import Api, FileLimits, Parts
 from services.gateway.api.pooling import Pooling
 from services.gateway.api.reply_forms import ReplyForms
@@ -149,6 +151,8 @@ async def open_parts(
             settings.queue_timeout, settings.first_token_timeout, settings.request_timeout
         )
         generating = Generating(model, admission, metrics, body_limits, answer_limits, timeouts)
+        pooling = Pooling(generating, admission, metrics, body_limits, answer_limits, slices)
+        calls = GrpcCalls(model, metrics, api_keys, timeouts)
         yield Parts(
             model=model,
             reply_forms=reply_forms,
@@ -178,10 +182,9 @@ async def open_parts(
             work=await stack.enter_async_context(LastingWork()),
             inner_calls=InnerCalls(keys.tag),
             generating=generating,
-            pooling=Pooling(generating, admission, metrics, body_limits, answer_limits, slices),
-            grpc_generating=GrpcGenerating(
-                model, admission, metrics, api_keys, answer_limits, timeouts
-            ),
+            pooling=pooling,
+            grpc_generating=GrpcGenerating(model, admission, answer_limits, calls),
+            grpc_pooling=GrpcPooling(calls, pooling, answer_limits),
         )
 
 

@@ -62,6 +62,8 @@ def make_spec(
     )
     if request.pooling is not None:
         spec.pooling.CopyFrom(request.pooling)
+    if request.constraint is not None:
+        spec.reply.form_field = request.constraint.field
     if spec.reply.HasField("message"):
         _read_beginning(spec, request, prepared, model)
     return spec

@@ -11,6 +11,7 @@ from services.gateway.admission.request_options import Timeouts
 from services.gateway.admission.resume import Resumption
 from services.gateway.api.generating import Generating
 from services.gateway.api.grpc_generating import GrpcGenerating
+from services.gateway.api.grpc_pooling import GrpcPooling
 from services.gateway.api.pooling import Pooling
 from services.gateway.api.reply_forms import ReplyForms
 from services.gateway.following.follower import Follower
@@ -71,6 +72,7 @@ class Parts:
     generating: Generating
     pooling: Pooling
     grpc_generating: GrpcGenerating
+    grpc_pooling: GrpcPooling
 
 
 @dataclass(frozen=True, slots=True)

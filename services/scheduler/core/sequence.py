@@ -35,11 +35,14 @@ INVALID_ARGUMENT, INTERNAL = 3, 13  # numbers of gRPC
 
 
 class Error(NamedTuple):
-    """What went wrong: a word for programs, a sentence for people, and the gRPC status that says whose fault it is."""
+    """What went wrong: a word for programs, a sentence for people, the gRPC status that says whose fault it is, and the
+    field of the request that it is about, if it is about one.
+    """
 
     reason: str
     message: str
     code: int = INTERNAL
+    field: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,9 @@ def output_of(plan: StepPlan, result: decoder_pb2.StepResult) -> StepOutput:
     output = StepOutput(np.frombuffer(result.tokens, RESULT_COLUMNS["tokens"]).tolist())
     for failed in result.failed:
         why = failed.failure
-        output.failed[failed.row] = Error(why.reason, why.message, why.code)
+        output.failed[failed.row] = Error(
+            why.reason, why.message, why.code, why.metadata.get("field", "")
+        )
     for pool, (row, slot) in enumerate(zip(plan.pool_row, plan.pool_slot, strict=True)):
         sequence = plan.pool_sequence[pool]
         given = result.pooled[pool] if pool < len(result.pooled) else b""
@@ -132,7 +134,9 @@ def ending_message(
         message.stop_token_id = ending.stop_token_id
     if ending.error is not None:
         why = ending.error
-        message.failure.CopyFrom(Failure(code=why.code, reason=why.reason, message=why.message))
+        told = {"field": why.field} if why.field else {}
+        failure = Failure(code=why.code, reason=why.reason, message=why.message, metadata=told)
+        message.failure.CopyFrom(failure)
     return message
 
 

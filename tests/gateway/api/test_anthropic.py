@@ -326,9 +326,13 @@ async def test_keys_are_asked_for(redis_url: str, model_folder: Path, tokenizer:
                 assert (
                     await client.messages.count_tokens(model=MODEL, messages=MESSAGES)
                 ).input_tokens
+                assert [model.id async for model in client.models.list()] == [MODEL]
+                assert (await client.models.retrieve(MODEL)).id == MODEL
         async with anthropic_client(stage, api_key="wrong") as client:
             with pytest.raises(anthropic.AuthenticationError):
                 await client.messages.create(**BODY)
+            with pytest.raises(anthropic.AuthenticationError):
+                await client.models.list()
 
 
 def merged(events: list[NamedEvent]) -> list[dict[str, Any]]:
