@@ -61,6 +61,7 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(20_000, 50, 100)  # as services do
         gc.enable()
 
 
