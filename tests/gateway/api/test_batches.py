@@ -267,7 +267,7 @@ async def test_a_batch_is_cancelled_at_another_gateway(stage: Stage, other: Gate
         assert {one["error"]["code"] for one in failed} == {"batch_cancelled"}
         assert (await client.batches.cancel(batch.id)).status == "cancelled"
     go_on.set()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not all(played.cancelled for played in stage.scheduler.played.values()):
             await asyncio.sleep(0.02)
     assert len(stage.scheduler.played) <= 64

@@ -111,7 +111,7 @@ async def test_the_rest_after_every_event_at_another_gateway(
     whole = await stage.http.post("/v1/chat/completions", json=body, headers=ASK_FOR_IDS)
     pairs = with_ids(whole.text)
     rid = pairs[0][0].partition("/")[0]
-    async with plain_client(other.url, timeout=20) as client:
+    async with plain_client(other.url, timeout=60) as client:
         for index, (name, _) in enumerate(pairs):
             found = await client.get(f"/v1/requests/{rid}/stream", params={"after": name})
             rest = [chunk for later, chunk in pairs[index + 1 :] if later != name]

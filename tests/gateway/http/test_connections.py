@@ -33,7 +33,7 @@ async def connected(
     port = int(stage.gateway.url.rsplit(":", 1)[1])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             yield reader, writer
     finally:
         writer.close()
@@ -135,7 +135,7 @@ async def test_a_client_that_leaves_is_noticed(stage: Stage, stream: bool) -> No
     async with connected(stage) as (_, writer):
         writer.write(chat(stream=stream, max_tokens=400))
         await stage.admitted(1)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not any(played.cancelled for played in stage.scheduler.played.values()):
             await asyncio.sleep(0.05)
 

@@ -186,7 +186,7 @@ async def test_waiting_requests_are_told_apart(stage: Stage) -> None:
         await redis.hset(Keys(MODEL).live, mapping={f"r{number}": 1 for number in range(12)})
     waiting = "vllm:num_requests_waiting"
     found = await samples_of(stage.http)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while total(found, f"{waiting}_by_reason", reason="deferred") != 6:
             await asyncio.sleep(0.1)
             found = await samples_of(stage.http)
@@ -255,7 +255,7 @@ async def test_each_decoder_is_an_engine(stage: Stage) -> None:
     stage.scheduler.load = GetLoadResponse(
         decoders=[DecoderLoad(decoder_id=name, running=count) for name, count in now]
     )
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while total(found, running) != 7:
             await asyncio.sleep(0.1)
             found = await samples_of(stage.http)

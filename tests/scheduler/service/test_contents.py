@@ -25,7 +25,7 @@ def answer_of(content: bytes, prompt: list[int], count: int) -> list[int]:
     return MODEL.generate(prompt, 0, count, stops=False, first=first)
 
 
-async def until(condition, within_s: float = 30.0) -> None:  # type: ignore[no-untyped-def]
+async def until(condition, within_s: float = 60) -> None:  # type: ignore[no-untyped-def]
     async with asyncio.timeout(within_s):
         while not condition():
             await asyncio.sleep(0.01)
@@ -73,7 +73,7 @@ async def test_new_requests_go_to_the_weights_that_came_last_and_the_others_drai
 
 
 async def test_replicas_with_equal_weights_continue_each_others_answers(bench: Bench) -> None:
-    lost, stack = await bench.decoder(delay_s=0.01, content=OLD)
+    lost, stack = await bench.decoder(delay_s=0.04, content=OLD)
     bench.scheduler()
     rid = await bench.ask(PROMPT, max_tokens=120)
     await begun(lost)
@@ -85,7 +85,7 @@ async def test_replicas_with_equal_weights_continue_each_others_answers(bench: B
 
 
 async def test_a_draining_decoder_hands_over_to_equal_weights_alone(bench: Bench) -> None:
-    leaving, _ = await bench.decoder(delay_s=0.02, content=OLD)
+    leaving, _ = await bench.decoder(delay_s=0.04, content=OLD)
     bench.scheduler()
     rids = [await bench.ask([*PROMPT, i], max_tokens=150) for i in range(3)]
     await begun(leaving, 3)
@@ -99,7 +99,7 @@ async def test_a_draining_decoder_hands_over_to_equal_weights_alone(bench: Bench
 
 
 async def test_an_answer_that_nobody_can_continue_ends_with_model_changed(bench: Bench) -> None:
-    old, stack = await bench.decoder(delay_s=0.02, content=OLD)
+    old, stack = await bench.decoder(delay_s=0.04, content=OLD)
     _, task = bench.scheduler(changed_model_timeout=1.0)
     rid = await bench.ask(PROMPT, max_tokens=200)
     await begun(old)
@@ -119,7 +119,7 @@ async def test_an_answer_that_nobody_can_continue_ends_with_model_changed(bench:
 async def test_an_answer_waits_for_decoders_as_long_as_there_is_none_and_no_longer(
     bench: Bench,
 ) -> None:
-    old, stack = await bench.decoder(delay_s=0.02, content=OLD)
+    old, stack = await bench.decoder(delay_s=0.04, content=OLD)
     bench.scheduler(changed_model_timeout=0.5)
     rid = await bench.ask(PROMPT, max_tokens=100)
     fresh = await bench.ask([9, 9], max_tokens=100)
@@ -151,7 +151,7 @@ async def test_schedulers_take_only_what_their_decoders_can_go_on_with(bench: Be
     await begun(old, 3)
     await bench.decoder(delay_s=0.002, content=NEW)
     bench.scheduler()
-    async with asyncio.timeout(30):  # one has the old weights and the other the new ones
+    async with asyncio.timeout(60):  # one has the old weights and the other the new ones
         while len(set((await bench.queue.leases()).values())) < 2:
             await asyncio.sleep(0.05)
     await new_requests_go_to(bench, NEW)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import sentencepiece
 import tiktoken
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tiktoken._educational import bpe_train
 from tokenizers import Tokenizer
@@ -235,7 +235,6 @@ def alone(text: str, ranks: dict[str, int]) -> list[str]:
         parts[at : at + 2] = [parts[at] + parts[at + 1]]
 
 
-@settings(max_examples=400)
 @given(
     drawn=st.lists(st.text(alphabet="abc", min_size=2, max_size=7), unique=True, max_size=25),
     text=st.text(alphabet="abc", max_size=20),

@@ -274,7 +274,7 @@ class SchedulerPlayer:
 
     async def taken(self, request_id: str = "") -> Played:
         """Waits until a request has been taken: that one, or any."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while True:
                 for name, played in self.played.items():
                     if request_id in ("", name):
