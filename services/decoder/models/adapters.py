@@ -22,8 +22,8 @@ from services.decoder.models.layer_weights import (
     qkv_order,
 )
 from services.decoder.steps.attention_meta import Heads
-from services.decoder.weights.linear_weight import LinearWeight
 from shared.model_config.decoder import DecoderConfig
+from shared.weights.linear_weight import LinearWeight
 
 _LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from services.decoder.devices.base.decoder_layer import DecoderLayer
 from services.decoder.devices.base.ops import BaseOps
+from services.decoder.language_weights import LanguageWeights, canonical_name
 from services.decoder.models.adapters import Adapter, addition_bytes, segments_of_layers
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.models.layer_spec import Paged
@@ -19,12 +20,11 @@ from services.decoder.models.lora import load_lora
 from services.decoder.models.rope import rope_table
 from services.decoder.steps.attention_meta import Heads, Packed, PagedKV
 from services.decoder.steps.step import Step
-from services.decoder.weights.language_weights import LanguageWeights, canonical_name
-from services.decoder.weights.linear_weight import LinearWeight
 from services.families import registry
 from shared.checkpoint.folder import Checkpoint
 from shared.lora.adapter import LoraAdapter
 from shared.model_config.decoder import DecoderConfig
+from shared.weights.linear_weight import LinearWeight
 
 log = structlog.get_logger(__name__)
 

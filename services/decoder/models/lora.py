@@ -7,14 +7,14 @@ import structlog
 
 from services.decoder.devices.base.adapters import Addition
 from services.decoder.devices.base.ops import BaseOps
+from services.decoder.language_weights import language_names
 from services.decoder.models.adapters import Adapter, pack_addition
-from services.decoder.weights.language_weights import language_names
-from services.decoder.weights.linear_weight import in_memory
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.tensor_file import open_tensors
 from shared.errors import InvalidRequest
 from shared.lora.adapter import WEIGHTS, LoraAdapter
 from shared.model_config.decoder import DecoderConfig
+from shared.weights.linear_weight import in_memory
 
 _LINEAR = re.compile(r"layers\.(\d+)\.(?:self_attn|mlp)\.(\w+)")
 

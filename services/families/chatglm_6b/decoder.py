@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 
 from services.decoder.devices.base.ops import BaseOps
+from services.decoder.language_weights import LanguageWeights
 from services.decoder.models.llama import Llama, embedding_and_head
 from services.decoder.steps.attention_meta import Heads, Packed, PagedKV
 from services.decoder.steps.needs import AttentionKind, Needs
 from services.decoder.steps.step import Step
-from services.decoder.weights.language_weights import LanguageWeights
 from services.families import registry
 from shared.checkpoint.folder import Checkpoint
 from shared.model_config.decoder import DecoderConfig

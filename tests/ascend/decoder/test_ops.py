@@ -11,8 +11,8 @@ from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.npu.device import NpuDevice
 from services.decoder.models.rope import rope_table
 from services.decoder.steps.attention_meta import Heads, KVSpec
-from services.decoder.weights.linear_weight import in_memory
 from shared.model_config.rope import RopeConfig
+from shared.weights.linear_weight import in_memory
 from tests.ascend.simulator import counters
 from tests.ascend.support import largest_difference, random
 

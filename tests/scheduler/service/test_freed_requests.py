@@ -9,9 +9,11 @@ import pytest
 
 from services.scheduler.core.plan import StepPlan
 from services.scheduler.core.sequence import Sequence
+from services.scheduler.decoders.crash_suspects import CrashSuspects
 from services.scheduler.decoders.link import DecoderLink
 from services.scheduler.output.choice import Choice
 from services.scheduler.output.request import Request
+from shared.net.supervise import Background
 from shared.text.stop_search import StopSearch, StopStrings
 from tests.support.arithmetic.service import ArithmeticDecoder
 from tests.support.scheduler_bench import Bench
@@ -123,3 +125,18 @@ async def test_the_link_of_a_lost_decoder_is_freed_with_the_plan_it_waited_for(
         async with asyncio.timeout(60):
             while alive(DecoderLink).total() > (lose is silent):  # it is bound anew
                 await asyncio.sleep(0.05)
+
+
+async def test_an_inquiry_about_a_lost_decoder_is_freed(bench: Bench) -> None:
+    given_back: list[list[str]] = []
+    suspects = CrashSuspects(
+        bench.queue, lambda _: None, lambda *_: None, lambda ids: given_back.append(ids)
+    )
+
+    async def lives() -> bool:
+        return False
+
+    with without_collecting():
+        suspects.binding_lost([], lives, was_alone=False)
+        await freed(Background)
+    assert given_back == [[]]

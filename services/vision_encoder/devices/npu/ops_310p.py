@@ -1,6 +1,7 @@
 """Operations of towers on Ascend 310P: weights as its matrix unit reads them, attention by NNAL."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -31,13 +32,13 @@ class Npu310POps(NpuOps):
             return super(NpuOps, self).add_norm(x, residual, norm)
         return super().add_norm(x, residual, norm)
 
-    def _packed(
-        self, weight: Tensor, bias: Tensor | None, activation: str = "", gated: bool = False
+    def _pack_dense(
+        self, weight: Tensor, bias: Tensor | None, activation: str, gated: bool
     ) -> Packed:
-        made = super()._packed(weight, bias, activation, gated)
+        made = super()._pack_dense(weight, bias, activation, gated)
         if not all(size > _TILE and size % _TILE == 0 for size in weight.shape):
             return made
-        return Packed(torch_npu.npu_format_cast(made.weight, _NZ), bias, activation, gated)
+        return replace(made, weight=torch_npu.npu_format_cast(made.weight, _NZ))
 
     def _has_gate(self, layer: Packed) -> bool:
         return layer.weight.shape[0] % _GATE_ROUNDING == 0
