@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch_npu
 
+from services.decoder.devices.npu.attention_forms import Heads
 from services.decoder.devices.npu.check import try_attention, try_case
 from services.decoder.devices.npu.check_cases import Cases
 from services.decoder.devices.npu.device import NpuDevice
-from services.decoder.devices.npu.fused_attention import Heads
 
 Arguments = dict[str, Any]
 

@@ -15,10 +15,10 @@ from functools import partial
 
 import torch
 
+from services.decoder.devices.npu.attention_forms import Heads
 from services.decoder.devices.npu.check_cases import Case, Cases
 from services.decoder.devices.npu.device import NpuDevice
 from services.decoder.devices.npu.errors import explain
-from services.decoder.devices.npu.fused_attention import Heads
 from shared.ascend import is_310p, npu_name
 
 # Heads of queries, of keys, and the size of each, as models have them.

@@ -1,22 +1,19 @@
-"""Attention by CANN's fused kernel (`npu_fused_infer_attention_score`), in the first form of it that gives here what
-the reference gives: documents, releases and chips disagree about head sizes, layouts and windows."""
+"""Attention by CANN's fused kernel (`npu_fused_infer_attention_score`) and its forms."""
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import structlog
 import torch
 import torch_npu
 from torch import Tensor
 
 from services.decoder.devices.npu.attention_call import AttentionCall
+from services.decoder.devices.npu.attention_forms import Form, Heads, Trial
 from services.decoder.devices.npu.schemas import supports
 from services.decoder.devices.npu.telling_batch import TellingBatch
 from services.decoder.steps.attention_meta import PagedKV
-
-log = structlog.get_logger(__name__)
 
 TND_SIZES = (64, 128, 192)
 _LARGEST = 512
@@ -34,54 +31,14 @@ def padded_size(size: int) -> int:
     return -(-size // _ROUNDING) * _ROUNDING
 
 
-@dataclass(frozen=True)
-class Form:
-    """How the kernel is called. `window_offset`: tokens before the query that a window of 0 would have."""
-
-    layout: str  # TND: all queries one behind the other; BSND: a batch of sequences of one length
-    window_offset: int = -1
-
-
-@dataclass(frozen=True)
-class Heads:
-    """Everything that a form is tried for: heads of queries and of keys, the size of each, and what else is asked."""
-
-    num_q: int
-    num_kv: int
-    size: int
-    window: bool = False
-    sinks: bool = False
-
-
-@dataclass(frozen=True)
-class Trial:
-    """What came of trying a form: the largest difference from the reference, or why the kernel refused."""
-
-    form: Form
-    error: float
-    agrees: bool
-    refusal: str = ""
-
-
 class FusedAttention:
-    """Finds a form for each kind of heads when it is first asked for them, before anything is served."""
+    """Calls of the kernel, and trials of its forms."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, block_size: int) -> None:
         self._device, self._dtype, self._block_size = device, dtype, block_size
         # 1 hides: a query must not see what is behind it.
         mask = torch.ones((_MASK, _MASK), dtype=torch.int8).triu(1)
         self._mask = mask.to(device)
-        self._forms: dict[Heads, Form | None] = {}
-
-    def form(self, heads: Heads) -> Form | None:
-        """The form for these heads; None if there is none. The first time it waits for the device."""
-        if heads not in self._forms:
-            self._forms[heads] = found = self._find(heads)
-            if found is None:
-                log.warning("attention has no fused kernel here and is slow", heads=str(heads))
-            else:
-                log.info("attention", form=found.layout, heads=str(heads))
-        return self._forms[heads]
 
     def attend(
         self,
@@ -121,13 +78,6 @@ class FusedAttention:
                 yield Trial(form, error, error <= batch.tolerance)
             except (RuntimeError, OSError) as error:
                 yield Trial(form, math.inf, False, str(error).strip().partition("\n")[0])
-
-    def _find(self, heads: Heads) -> Form | None:
-        for trial in self.trials(heads):
-            if trial.agrees:
-                return trial.form
-            log.debug("attention has another form", tried=str(trial))
-        return None
 
     def _call(
         self,

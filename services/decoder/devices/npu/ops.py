@@ -3,6 +3,7 @@ is left to the reference."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,7 +14,8 @@ from torch import Tensor
 
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.npu.attention_call import attention_calls
-from services.decoder.devices.npu.fused_attention import FusedAttention, Heads, Trial, padded_size
+from services.decoder.devices.npu.attention_forms import AttentionForms, Heads, Trial
+from services.decoder.devices.npu.fused_attention import FusedAttention, padded_size
 from services.decoder.devices.npu.schemas import supports
 from services.decoder.steps.attention_meta import AttnMeta, KVSpec, Packed, PagedKV
 from shared.ascend import atb_fault
@@ -40,7 +42,7 @@ class NpuOps(BaseOps):
 
     def __init__(self, device: torch.device, dtype: torch.dtype, block_size: int = 128) -> None:
         super().__init__(device, dtype, block_size)
-        self._fused = FusedAttention(device, dtype, block_size)
+        self.forms = AttentionForms(self.attention_trials)
         self._moves = torch_npu.npu.Stream(device)
         self._write = _best_write()
 
@@ -195,7 +197,7 @@ class NpuOps(BaseOps):
         width = kv.k.shape[-1]
         heads = Heads(q.shape[1], kv.k.shape[2], width, window is not None, sinks is not None)
         cut = window is not None and bool(meta.bidirectional)
-        form = None if chunk or softcap is not None or cut else self._fused.form(heads)
+        form = None if chunk or softcap is not None or cut else self.forms.form(heads)
         if form is None:
             if torch_npu.npu.is_current_stream_capturing():
                 raise RuntimeError(f"attention without a fused kernel keeps its lengths: {heads}")
@@ -225,6 +227,10 @@ class NpuOps(BaseOps):
     def attention_trials(self, heads: Heads) -> Iterator[Trial]:
         """Tries every form that attention may take for these heads."""
         return self._fused.trials(heads)
+
+    @cached_property
+    def _fused(self) -> FusedAttention:
+        return FusedAttention(self.device, self.dtype, self.block_size)
 
     def gather(self, kv: PagedKV, table: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """Without the zeros that heads are filled up with."""
