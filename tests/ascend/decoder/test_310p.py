@@ -27,16 +27,21 @@ with tempfile.TemporaryDirectory(dir="/tmp") as socket:
 
 _CHECK = """
 import json, torch
-from services.decoder.devices.npu.check import try_attention, try_case
+from services.decoder.devices.npu import trials
+from services.decoder.devices.npu.check import attention_result, try_case
 from services.decoder.devices.npu.check_cases import Cases
 from services.decoder.devices.npu.device import NpuDevice
-from services.decoder.devices.npu.attention_forms import Heads
+from services.decoder.devices.npu.forms import Heads
 from services.decoder.steps.needs import AttentionKind
 from shared.errors import InvalidRequest
 device = NpuDevice(torch.float16)
 results = [try_case(device, case, "") for case in Cases(device)]
-results.append(try_attention(device, Heads(4, 2, 64), ""))
-sinks = try_attention(device, Heads(4, 2, 64, sinks=True), "")
+heads, with_sinks = Heads(4, 2, 64), Heads(4, 2, 64, sinks=True)
+forms = device.ops.attention_forms(heads)
+tried = list(trials.here(device.ops, [(heads, form) for form in forms]))
+results.append(attention_result(device, heads, tried, ""))
+assert not device.ops.attention_forms(with_sinks)
+sinks = attention_result(device, with_sinks, [], "")
 assert sinks.ok and "not served" in sinks.detail
 try:
     device.require_attention(AttentionKind.PREFIX_LM)
@@ -100,7 +105,7 @@ def test_attention_is_the_references_by_whatever_kernel() -> None:
     found = json.loads(run_python(program, npu_environment("310P3")).splitlines()[-1])
     assert {name: form for name, (form, _) in found.items()} == {
         "as_documented": "NZ",
-        "with_lengths_on_the_host": "NZ, lengths on the host",
+        "with_lengths_on_the_host": "NZ-host",
         "with_the_mask_of_the_next_query": None,
         "without_a_mask": None,
     }

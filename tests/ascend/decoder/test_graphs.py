@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_npu import npu
 
 from services.decoder.devices.npu import device as npu_device
-from services.decoder.devices.npu.attention_forms import AttentionForms
+from services.decoder.devices.npu.forms import Forms
 from services.decoder.loading.graphs import find_graphs, graph_bytes
 from services.decoder.loading.load import Loaded, load
 from services.decoder.settings import DecoderSettings
@@ -131,7 +131,7 @@ def fail_capture(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def lack_kernel(monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(AttentionForms, "form", lambda self, heads: None)
+    monkeypatch.setattr(Forms, "form", lambda self, heads: None)
     return "attention without a fused kernel"
 
 

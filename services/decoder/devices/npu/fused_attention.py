@@ -10,7 +10,7 @@ import torch_npu
 from torch import Tensor
 
 from services.decoder.devices.npu.attention_call import AttentionCall
-from services.decoder.devices.npu.attention_forms import Form, Heads, Trial
+from services.decoder.devices.npu.forms import Form, Heads, Trial
 from services.decoder.devices.npu.schemas import supports
 from services.decoder.devices.npu.telling_batch import TellingBatch
 from services.decoder.steps.attention_meta import PagedKV
@@ -61,23 +61,22 @@ class FusedAttention:
             out.index_copy_(0, call.tokens, found)
         return out
 
-    def trials(self, heads: Heads) -> Iterator[Trial]:
-        """Tries every form that these heads may have."""
+    def trial(self, heads: Heads, form: Form) -> Trial:
+        """Tries a form."""
         batch = TellingBatch.draw(
             self._dtype, self._block_size, (heads.num_q, heads.num_kv, heads.size)
         )
         batch = batch.with_window() if heads.window else batch
         batch = batch.with_sinks() if heads.sinks else batch
         batch = batch.on(self._device)
-        for form in _candidates(heads):
-            try:
-                found = self.attend(
-                    batch.q, batch.kv, [batch.call], form, batch.scale, batch.window, batch.sinks
-                )
-                error = batch.error(found)
-                yield Trial(form, error, error <= batch.tolerance)
-            except (RuntimeError, OSError) as error:
-                yield Trial(form, math.inf, False, str(error).strip().partition("\n")[0])
+        try:
+            found = self.attend(
+                batch.q, batch.kv, [batch.call], form, batch.scale, batch.window, batch.sinks
+            )
+            error = batch.error(found)
+        except (RuntimeError, OSError) as refusal:
+            return Trial(form, math.inf, False, str(refusal).strip().partition("\n")[0])
+        return Trial(form, error, error <= batch.tolerance)
 
     def _call(
         self,
@@ -127,7 +126,8 @@ class _Options:
     sinks: Tensor | None
 
 
-def _candidates(heads: Heads) -> Iterator[Form]:
+def forms(heads: Heads) -> Iterator[Form]:
+    """Every form that these heads may have, those first that are faster."""
     if heads.sinks and not supports("npu_fused_infer_attention_score_v2", "learnable_sink"):
         return
     if not supports("npu_fused_infer_attention_score", "block_table") or heads.size > _LARGEST:

@@ -1,9 +1,9 @@
 """Ops for Ascend 910B and later: fused operators of torch_npu. None of them waits for the device, but where attention
 is left to the reference."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,14 +13,17 @@ import torch_npu
 from torch import Tensor
 
 from services.decoder.devices.base.ops import BaseOps
+from services.decoder.devices.npu import fused_attention, trials
 from services.decoder.devices.npu.attention_call import attention_calls
-from services.decoder.devices.npu.attention_forms import AttentionForms, Heads, Trial
+from services.decoder.devices.npu.forms import Choice, Form, Forms, Heads, Trial
 from services.decoder.devices.npu.fused_attention import FusedAttention, padded_size
 from services.decoder.devices.npu.schemas import supports
 from services.decoder.steps.attention_meta import AttnMeta, KVSpec, Packed, PagedKV
 from shared.ascend import atb_fault
 
 _WIDEST_ROTATION = 896  # elements of a head, from which on the operator refuses
+
+_NO_CHOICE = Choice()
 
 Write = Callable[[Tensor, Tensor, PagedKV, Tensor], None]
 
@@ -40,9 +43,16 @@ class NpuOps(BaseOps):
     # What is done with attention that no form of the kernel has.
     without_form: ClassVar[str] = "by the reference, which is slow: no form has this"
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, block_size: int = 128) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        block_size: int = 128,
+        choice: Choice = _NO_CHOICE,
+    ) -> None:
+        """choice: of forms that are taken untried, or never."""
         super().__init__(device, dtype, block_size)
-        self.forms = AttentionForms(self.attention_trials)
+        self.forms = Forms(self.attention_forms, partial(trials.kept_or_tried, self), choice)
         self._moves = torch_npu.npu.Stream(device)
         self._write = _best_write()
 
@@ -224,9 +234,13 @@ class NpuOps(BaseOps):
         out[:tokens] = found
         return out
 
-    def attention_trials(self, heads: Heads) -> Iterator[Trial]:
-        """Tries every form that attention may take for these heads."""
-        return self._fused.trials(heads)
+    def attention_forms(self, heads: Heads) -> Sequence[Form]:
+        """Every form that attention may take for these heads."""
+        return list(fused_attention.forms(heads))
+
+    def try_attention(self, heads: Heads, form: Form) -> Trial:
+        """Waits for the device, which a kernel that fails may leave useless for this process."""
+        return self._fused.trial(heads, form)
 
     @cached_property
     def _fused(self) -> FusedAttention:

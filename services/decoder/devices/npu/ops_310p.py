@@ -2,7 +2,7 @@
 NNAL's operators."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from services.decoder.devices.base.ops import BaseOps, Use
 from services.decoder.devices.npu import tiled_attention
-from services.decoder.devices.npu.attention_forms import Form, Heads, Trial
+from services.decoder.devices.npu.forms import Form, Heads, Trial
 from services.decoder.devices.npu.fused_attention import padded_size
 from services.decoder.devices.npu.ops import NpuKV, NpuOps
 from services.decoder.devices.npu.telling_batch import TellingBatch
@@ -196,22 +196,24 @@ class Npu310POps(NpuOps):
         out[:tokens] = found
         return out
 
-    def attention_trials(self, heads: Heads) -> Iterator[Trial]:
-        """Tries every form that there is, for heads that the operators take: on steps of one token a row, which have
-        an operator of their own, and on others."""
+    def attention_forms(self, heads: Heads) -> Sequence[Form]:
+        """Every form that there is, for heads that the operators take."""
         if heads.window or heads.sinks or heads.size * self.block_size > _LARGEST_BLOCK:
-            return
+            return ()
+        return tiled_attention.FORMS
+
+    def try_attention(self, heads: Heads, form: Form) -> Trial:
+        """On steps of one token a row, which have an operator of their own, and on others."""
         sizes = (heads.num_q, heads.num_kv, heads.size)
         batches = [
             TellingBatch.draw(self.dtype, self.block_size, sizes, chunks=chunks)
             for chunks in (False, True)
         ]
-        for form in tiled_attention.FORMS:
-            try:
-                error = max(self._error(batch, heads, form) for batch in batches)
-                yield Trial(form, error, error <= batches[0].tolerance)
-            except (RuntimeError, OSError) as error:
-                yield Trial(form, math.inf, False, str(error).strip().partition("\n")[0])
+        try:
+            error = max(self._error(batch, heads, form) for batch in batches)
+        except (RuntimeError, OSError) as refusal:
+            return Trial(form, math.inf, False, str(refusal).strip().partition("\n")[0])
+        return Trial(form, error, error <= batches[0].tolerance)
 
     def _error(self, batch: TellingBatch, heads: Heads, form: Form) -> float:
         spec = KVSpec(heads.num_kv, heads.size, heads.size, self.dtype)

@@ -11,13 +11,13 @@ import torch_npu
 from torch import Tensor
 
 from services.decoder.devices.npu.attention_call import Send
-from services.decoder.devices.npu.attention_forms import Form
+from services.decoder.devices.npu.forms import Form
 from services.decoder.steps.attention_meta import AttnMeta, PagedKV
 
 NZ = 29  # the number of the format FRACTAL_NZ
 TILE = 16  # elements
 # op-plugin's tests keep lengths on the host, vllm-ascend keeps those of keys on the device.
-FORMS = (Form("NZ"), Form("NZ, lengths on the host"))
+FORMS = (Form("NZ"), Form("NZ-host"))
 
 
 @dataclass(frozen=True)
