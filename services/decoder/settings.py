@@ -77,10 +77,10 @@ class DecoderOptions(ComputeSettings, LoraSettings, ModelLengthSettings, Profile
     )
     npu_forms: str = Field(
         "",
-        description="Forms in which an NPU's attention is called, separated by commas: one that is named (TND, TND+1,"
-        " BSND, NZ, NZ-host, reference) is taken untried, one with a minus sign in front never. Unless given each is"
-        " tried at the first start, in a process of its own, and the first that gives what the reference gives is"
-        " taken.",
+        description="Forms in which an NPU's operators are called, separated by commas: one that is named (TND, TND+1,"
+        " BSND, NZ, NZ-host of attention; reshape_and_cache, scatter_pa, index_put of writing keys; reference) is taken"
+        " untried, one with a minus sign in front never. Unless given each is tried at the first start, in a process of"
+        " its own, and the first that gives what the reference gives is taken.",
     )
     graphs: Literal["off", "on", "auto"] = Field(
         "off",

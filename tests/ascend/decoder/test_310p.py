@@ -28,20 +28,22 @@ with tempfile.TemporaryDirectory(dir="/tmp") as socket:
 _CHECK = """
 import json, torch
 from services.decoder.devices.npu import trials
-from services.decoder.devices.npu.check import attention_result, try_case
+from services.decoder.devices.npu.check import result_of_forms, try_case
 from services.decoder.devices.npu.check_cases import Cases
 from services.decoder.devices.npu.device import NpuDevice
-from services.decoder.devices.npu.forms import Heads
+from services.decoder.devices.npu.forms import Heads, Writing
 from services.decoder.steps.needs import AttentionKind
 from shared.errors import InvalidRequest
 device = NpuDevice(torch.float16)
 results = [try_case(device, case, "") for case in Cases(device)]
-heads, with_sinks = Heads(4, 2, 64), Heads(4, 2, 64, sinks=True)
-forms = device.ops.attention_forms(heads)
-tried = list(trials.here(device.ops, [(heads, form) for form in forms]))
-results.append(attention_result(device, heads, tried, ""))
-assert not device.ops.attention_forms(with_sinks)
-sinks = attention_result(device, with_sinks, [], "")
+for asked in (Heads(4, 2, 64), Writing(2, 64)):
+    forms = device.ops.known_forms(asked)
+    tried = list(trials.here(device.ops, [(asked, form) for form in forms]))
+    assert all(trial.agrees for trial in tried if trial.form.name != "NZ-host"), tried
+    results.append(result_of_forms(device, asked, tried, ""))
+with_sinks = Heads(4, 2, 64, sinks=True)
+assert not device.ops.known_forms(with_sinks)
+sinks = result_of_forms(device, with_sinks, [], "")
 assert sinks.ok and "not served" in sinks.detail
 try:
     device.require_attention(AttentionKind.PREFIX_LM)

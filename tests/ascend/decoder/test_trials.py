@@ -4,6 +4,8 @@ import json
 import os
 from pathlib import Path
 
+import pytest
+
 from tests.ascend.environment import npu_environment
 from tests.ascend.support import run_python
 
@@ -13,22 +15,20 @@ from services.decoder.devices.npu.device import NpuDevice
 from services.decoder.devices.npu.forms import Heads
 from services.decoder.steps.attention_meta import KVSpec
 from tests.ascend.decoder.test_ops import Pair
-from tests.ascend.support import random
 device = NpuDevice(torch.float16)
 with torch.inference_mode():
     pair = Pair(device, KVSpec(2, 64, 64, torch.float16), 13)
-    rows = [1, 1, 7, 140], [1, 300, 260, 140]
-    errors = [pair.attention(4, *rows), pair.attention(4, *rows, sinks=random(4, seed=9))]
-forms = [device.ops.forms.form(Heads(4, 2, 64, sinks=sinks)) for sinks in (False, True)]
-print(json.dumps([[form and form.name for form in forms], errors]))
+    error = pair.attention(4, [1, 1, 7, 140], [1, 300, 260, 140])
+print(json.dumps([device.ops.forms.form(Heads(4, 2, 64)) is None, error]))
 """
 
 
+@pytest.mark.timeout(600)
 def test_a_kernel_that_fails_costs_its_own_process_and_is_not_tried_again(tmp_path: Path) -> None:
-    """Of two heads one has a form that fails, and the other one that ends its process and another that is refused."""
+    """One form fails, after which its process cannot try the next one, and that one ends its process."""
     planted = {
         "FAKE_NPU_FAULTING": "npu_fused_infer_attention_score:TND",
-        "FAKE_NPU_CRASHING": "npu_fused_infer_attention_score_v2:TND",
+        "FAKE_NPU_CRASHING": "npu_fused_infer_attention_score:BSND",
         "XDG_CACHE_HOME": str(tmp_path / "cache"),
     }
     reports = tmp_path / "reports"
@@ -36,9 +36,9 @@ def test_a_kernel_that_fails_costs_its_own_process_and_is_not_tried_again(tmp_pa
     environment = npu_environment(reports=reports, base={**os.environ, **planted})
     processes = []
     for _ in range(2):
-        forms, errors = json.loads(run_python(_ATTEND, environment).splitlines()[-1])
-        assert forms == ["BSND", None]  # None: the reference
-        assert max(errors) < 0.01
+        said = run_python(_ATTEND, environment, timeout=300).splitlines()[-1]
+        by_reference, error = json.loads(said)
+        assert by_reference and error < 0.01
         processes.append(len(list(reports.iterdir())))
-    # The program, two trials for each heads, and when it starts again itself alone.
-    assert processes == [5, 6]
+    # The program and a trial of each form, and when it starts again itself alone.
+    assert processes == [3, 4]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from services.decoder.devices.npu import trials
 from services.decoder.devices.npu.device import NpuDevice
-from services.decoder.devices.npu.forms import Choice, Form, Forms, Heads, Trial, Trials
+from services.decoder.devices.npu.forms import Asked, Choice, Form, Forms, Heads, Trial, Trials
 from services.decoder.devices.npu.tiled_attention import NZ
 from services.decoder.steps.attention_meta import KVSpec
 from tests.ascend.decoder.test_ops import Pair
@@ -64,7 +64,7 @@ def main() -> None:
     found = {}
     for change in KERNELS:
         torch_npu._npu_paged_attention_splitfuse = _calling(kernel, change)
-        device.ops.forms = Forms(device.ops.attention_forms, _tried_here(device), Choice())
+        device.ops.forms = Forms(device.ops.known_forms, _tried_here(device), Choice())
         error = pair.attention(4, [1, 1, 7, 140], [1, 300, 260, 140])
         form = device.ops.forms.form(Heads(4, 2, 64))
         found[change.__name__] = [None if form is None else form.name, error]
@@ -74,8 +74,8 @@ def main() -> None:
 def _tried_here(device: NpuDevice) -> Trials:
     """In this process, which has another kernel than all others."""
 
-    def tried(heads: Heads, forms: Sequence[Form]) -> Iterator[Trial]:
-        return trials.here(device.ops, [(heads, form) for form in forms])
+    def tried(asked: Asked, forms: Sequence[Form]) -> Iterator[Trial]:
+        return trials.here(device.ops, [(asked, form) for form in forms])
 
     return tried
 

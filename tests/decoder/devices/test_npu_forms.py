@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from services.decoder.devices.cpu.device import CpuDevice
-from services.decoder.devices.npu.forms import Choice, Form, Forms, Heads, Trial
+from services.decoder.devices.npu.forms import Asked, Choice, Form, Forms, Heads, Trial
 from shared.errors import InvalidRequest
 
 HEADS = Heads(4, 2, 64, window=True)
@@ -17,13 +17,13 @@ def find(text: str, *agreeing: str) -> tuple[str | None, list[str]]:
     """Twice the form by `--npu-forms text`, where only some agree, and which were tried."""
     tried: list[str] = []
 
-    def trials(heads: Heads, forms: Sequence[Form]) -> Iterator[Trial]:
-        assert heads == HEADS
+    def trials(asked: Asked, forms: Sequence[Form]) -> Iterator[Trial]:
+        assert asked == HEADS
         for form in forms:
             tried.append(form.name)
             yield Trial(form, 0.0, form.name in agreeing)
 
-    forms = Forms(lambda heads: KNOWN, trials, Choice.read(text))
+    forms = Forms(lambda asked: KNOWN, trials, Choice.read(text))
     first, second = forms.form(HEADS), forms.form(HEADS)
     assert first == second
     return None if first is None else first.name, tried

@@ -12,15 +12,17 @@ from shared.errors import InvalidRequest
 log = structlog.get_logger(__name__)
 
 REFERENCE = "reference"
-NAMES = ("TND", "TND+1", "BSND", "NZ", "NZ-host", REFERENCE)
+ATTENTION = ("TND", "TND+1", "BSND", "NZ", "NZ-host")
+WRITING = ("reshape_and_cache", "scatter_pa", "index_put")
+NAMES = (*ATTENTION, *WRITING, REFERENCE)
 
 
 @dataclass(frozen=True)
 class Form:
     """How the kernel is called. `window_offset`: tokens before the query that a window of 0 would have."""
 
-    # TND: all queries one behind the other; BSND: a batch of sequences of one length; NZ: over a cache in tiles, with
-    # the lengths of keys on the device; NZ-host: with these on the host.
+    # Of attention: TND: all queries one behind the other; BSND: a batch of sequences of one length; NZ: over a cache in
+    # tiles, with the lengths of keys on the device; NZ-host: with these on the host. Of writing: the operator.
     layout: str
     window_offset: int = -1
 
@@ -39,6 +41,17 @@ class Heads:
     size: int
     window: bool = False
     sinks: bool = False
+
+
+@dataclass(frozen=True)
+class Writing:
+    """What a form of writing to the cache is tried for: heads of keys, and the size of each there."""
+
+    num_kv: int
+    size: int
+
+
+Asked = Heads | Writing
 
 
 @dataclass(frozen=True)
@@ -73,36 +86,36 @@ class Choice:
         return cls(frozenset(names) - {f"-{name}" for name in left}, left)
 
 
-Trials = Callable[[Heads, Sequence[Form]], Iterator[Trial]]
+Trials = Callable[[Asked, Sequence[Form]], Iterator[Trial]]
 
 
 class Forms:
-    """Finds a form for each kind of heads when it is first asked for them, before anything is served."""
+    """Finds a form for whatever is asked when that is first asked for, before anything is served."""
 
     def __init__(
-        self, known: Callable[[Heads], Sequence[Form]], trials: Trials, choice: Choice
+        self, known: Callable[[Asked], Sequence[Form]], trials: Trials, choice: Choice
     ) -> None:
-        """known: all forms that heads may have; trials: tries forms, in this order."""
+        """known: all forms there are; trials: tries forms, in this order."""
         self._known, self._trials, self._choice = known, trials, choice
-        self._found: dict[Heads, Form | None] = {}
+        self._found: dict[Asked, Form | None] = {}
 
-    def form(self, heads: Heads) -> Form | None:
-        """The form for these heads; None if there is none. The first time it waits for trials."""
-        if heads not in self._found:
-            self._found[heads] = found = self._find(heads)
+    def form(self, asked: Asked) -> Form | None:
+        """The form for it; None if there is none. The first time it waits for trials."""
+        if asked not in self._found:
+            self._found[asked] = found = self._find(asked)
             if found is None:
-                log.warning("attention has no fused kernel here and is slow", heads=str(heads))
+                log.warning("the reference computes, slowly: no form is right", asked=str(asked))
             else:
-                log.info("attention", form=found.name, heads=str(heads))
-        return self._found[heads]
+                log.info("found a form", form=found.name, asked=str(asked))
+        return self._found[asked]
 
-    def _find(self, heads: Heads) -> Form | None:
-        forms = [form for form in self._known(heads) if form.name not in self._choice.left]
+    def _find(self, asked: Asked) -> Form | None:
+        forms = [form for form in self._known(asked) if form.name not in self._choice.left]
         taken = [form for form in forms if form.name in self._choice.taken]
         if taken or REFERENCE in self._choice.taken:
             return taken[0] if taken else None
-        for trial in self._trials(heads, forms):
+        for trial in self._trials(asked, forms):
             if trial.agrees:
                 return trial.form
-            log.info("attention has another form", tried=str(trial))
+            log.info("a form is not right", tried=str(trial), asked=str(asked))
         return None

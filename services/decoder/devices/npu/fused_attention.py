@@ -1,6 +1,5 @@
 """Attention by CANN's fused kernel (`npu_fused_infer_attention_score`) and its forms."""
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,7 @@ import torch_npu
 from torch import Tensor
 
 from services.decoder.devices.npu.attention_call import AttentionCall
-from services.decoder.devices.npu.forms import Form, Heads, Trial
+from services.decoder.devices.npu.forms import Form, Heads
 from services.decoder.devices.npu.schemas import supports
 from services.decoder.devices.npu.telling_batch import TellingBatch
 from services.decoder.steps.attention_meta import PagedKV
@@ -61,22 +60,18 @@ class FusedAttention:
             out.index_copy_(0, call.tokens, found)
         return out
 
-    def trial(self, heads: Heads, form: Form) -> Trial:
-        """Tries a form."""
+    def error(self, heads: Heads, form: Form) -> tuple[float, float]:
+        """How far a form is from the reference, and how far it may be. Waits for the device."""
         batch = TellingBatch.draw(
             self._dtype, self._block_size, (heads.num_q, heads.num_kv, heads.size)
         )
         batch = batch.with_window() if heads.window else batch
         batch = batch.with_sinks() if heads.sinks else batch
         batch = batch.on(self._device)
-        try:
-            found = self.attend(
-                batch.q, batch.kv, [batch.call], form, batch.scale, batch.window, batch.sinks
-            )
-            error = batch.error(found)
-        except (RuntimeError, OSError) as refusal:
-            return Trial(form, math.inf, False, str(refusal).strip().partition("\n")[0])
-        return Trial(form, error, error <= batch.tolerance)
+        found = self.attend(
+            batch.q, batch.kv, [batch.call], form, batch.scale, batch.window, batch.sinks
+        )
+        return batch.error(found), batch.tolerance
 
     def _call(
         self,

@@ -17,7 +17,7 @@ import torch
 import torch_npu
 
 from services.decoder.devices.npu.errors import find_cause
-from services.decoder.devices.npu.forms import Form, Heads, Trial
+from services.decoder.devices.npu.forms import Asked, Form, Trial
 from shared.ascend import installation, npu_name
 from shared.settings import cache_home
 
@@ -28,12 +28,12 @@ _PASSING = ("NPU_OUT_OF_MEMORY", "NPU_LOST", "NPU_LIBRARIES_MISSING")
 
 @dataclass(frozen=True)
 class KeptTrials:
-    """Of one kind of heads. Safe for several processes at once."""
+    """Of what was asked for once. Safe for several processes at once."""
 
     ops: str
     dtype: str
     block_size: int
-    heads: Heads
+    asked: Asked
 
     def read(self, forms: Sequence[Form]) -> dict[Form, Trial]:
         """Of those forms that were tried before."""

@@ -1,7 +1,8 @@
 """Ops for Ascend 910B and later: fused operators of torch_npu. None of them waits for the device, but where attention
 is left to the reference."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, ClassVar
@@ -15,17 +16,16 @@ from torch import Tensor
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.npu import fused_attention, trials
 from services.decoder.devices.npu.attention_call import attention_calls
-from services.decoder.devices.npu.forms import Choice, Form, Forms, Heads, Trial
+from services.decoder.devices.npu.forms import Asked, Choice, Form, Forms, Heads, Trial, Writing
 from services.decoder.devices.npu.fused_attention import FusedAttention, padded_size
 from services.decoder.devices.npu.schemas import supports
+from services.decoder.devices.npu.telling_rows import write_error
 from services.decoder.steps.attention_meta import AttnMeta, KVSpec, Packed, PagedKV
 from shared.ascend import atb_fault
 
 _WIDEST_ROTATION = 896  # elements of a head, from which on the operator refuses
 
 _NO_CHOICE = Choice()
-
-Write = Callable[[Tensor, Tensor, PagedKV, Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,8 @@ class NpuOps(BaseOps):
     ) -> None:
         """choice: of forms that are taken untried, or never."""
         super().__init__(device, dtype, block_size)
-        self.forms = Forms(self.attention_forms, partial(trials.kept_or_tried, self), choice)
+        self.forms = Forms(self.known_forms, partial(trials.kept_or_tried, self), choice)
         self._moves = torch_npu.npu.Stream(device)
-        self._write = _best_write()
 
     def head_width(self, size: int) -> int:
         """As heads are in the cache."""
@@ -142,7 +141,22 @@ class NpuOps(BaseOps):
 
     def write(self, k: Tensor, v: Tensor, kv: PagedKV, slots: Tensor) -> None:
         """Puts keys and values of the cache's own width [n, num_kv, P] at slots, int32 [n]."""
-        self._write(k, v, kv, slots)
+        form = self.forms.form(Writing(*self.cached_heads(kv)))
+        self.write_by(form, k, v, kv, slots)
+
+    def write_by(self, form: Form | None, k: Tensor, v: Tensor, kv: PagedKV, slots: Tensor) -> None:
+        """`write` in a form; None: as plain torch does it."""
+        if form is None or form.layout == "index_put":
+            self.put(k, v, kv, slots.long())
+        elif form.layout == "scatter_pa":
+            torch_npu.npu_scatter_pa_kv_cache(k, v, kv.k, kv.v, slots, cache_mode="Norm")
+        else:
+            torch_npu._npu_reshape_and_cache(k, v, kv.k, kv.v, slots)
+
+    def put(self, k: Tensor, v: Tensor, kv: PagedKV, slots: Tensor) -> None:
+        """By plain torch; slots: int64 [n]."""
+        kv.k.flatten(0, 1).index_put_((slots,), k)
+        kv.v.flatten(0, 1).index_put_((slots,), v)
 
     @staticmethod
     def widened(x: Tensor, width: int) -> Tensor:
@@ -234,13 +248,40 @@ class NpuOps(BaseOps):
         out[:tokens] = found
         return out
 
+    # Forms
+
+    def known_forms(self, asked: Asked) -> Sequence[Form]:
+        """Every form that there is for something, those first that are faster."""
+        if isinstance(asked, Heads):
+            return self.attention_forms(asked)
+        return [Form(name) for name in self.write_forms()]
+
+    def try_form(self, asked: Asked, form: Form) -> Trial:
+        """Waits for the device, which a kernel that fails may leave useless for this process."""
+        try:
+            if isinstance(asked, Heads):
+                error, most = self.attention_error(asked, form)
+            else:
+                error, most = write_error(self, asked, form), 0.0
+        except (RuntimeError, OSError) as refusal:
+            return Trial(form, math.inf, False, str(refusal).strip().partition("\n")[0])
+        return Trial(form, error, error <= most)
+
     def attention_forms(self, heads: Heads) -> Sequence[Form]:
-        """Every form that attention may take for these heads."""
+        """For these heads."""
         return list(fused_attention.forms(heads))
 
-    def try_attention(self, heads: Heads, form: Form) -> Trial:
-        """Waits for the device, which a kernel that fails may leave useless for this process."""
-        return self._fused.trial(heads, form)
+    def attention_error(self, heads: Heads, form: Form) -> tuple[float, float]:
+        """How far it is from the reference, and how far it may be."""
+        return self._fused.error(heads, form)
+
+    def write_forms(self) -> Iterator[str]:
+        """A mode that is not named means another layout, so an operator that knows none cannot be taken."""
+        if supports("_npu_reshape_and_cache") and not atb_fault():
+            yield "reshape_and_cache"
+        if supports("npu_scatter_pa_kv_cache", "cache_mode"):
+            yield "scatter_pa"
+        yield "index_put"
 
     @cached_property
     def _fused(self) -> FusedAttention:
@@ -255,29 +296,6 @@ class NpuOps(BaseOps):
     def _send(self, array: "np.ndarray[tuple[int, ...], np.dtype[np.int64]]") -> Tensor:
         """A small host array on the device; nothing waits for the transfer."""
         return torch.from_numpy(array).pin_memory().to(self.device, non_blocking=True)
-
-
-def _best_write() -> Write:
-    """How keys and values get into the cache. A mode that is not named means another layout, so an operator that knows
-    none cannot be taken."""
-    if supports("npu_scatter_pa_kv_cache", "cache_mode"):
-        return _scatter
-    if supports("_npu_reshape_and_cache") and not atb_fault():
-        return _reshape
-    return _put
-
-
-def _scatter(k: Tensor, v: Tensor, kv: PagedKV, slots: Tensor) -> None:
-    torch_npu.npu_scatter_pa_kv_cache(k, v, kv.k, kv.v, slots, cache_mode="Norm")
-
-
-def _reshape(k: Tensor, v: Tensor, kv: PagedKV, slots: Tensor) -> None:
-    torch_npu._npu_reshape_and_cache(k, v, kv.k, kv.v, slots)
-
-
-def _put(k: Tensor, v: Tensor, kv: PagedKV, slots: Tensor) -> None:
-    kv.k.flatten(0, 1).index_put_((slots.long(),), k)
-    kv.v.flatten(0, 1).index_put_((slots.long(),), v)
 
 
 def _sizes(kv: PagedKV) -> tuple[int, int]:

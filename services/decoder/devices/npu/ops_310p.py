@@ -1,8 +1,7 @@
 """Ops for Ascend 310P: float16 alone, weights and caches as its matrix unit reads them (FRACTAL_NZ), attention by
 NNAL's operators."""
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from services.decoder.devices.base.ops import BaseOps, Use
 from services.decoder.devices.npu import tiled_attention
-from services.decoder.devices.npu.forms import Form, Heads, Trial
+from services.decoder.devices.npu.forms import Form, Heads
 from services.decoder.devices.npu.fused_attention import padded_size
 from services.decoder.devices.npu.ops import NpuKV, NpuOps
 from services.decoder.devices.npu.telling_batch import TellingBatch
@@ -102,9 +101,19 @@ class Npu310POps(NpuOps):
         num_kv = _tiled(kv).num_kv
         return num_kv, kv.k.shape[1] * TILE // num_kv
 
-    def write(self, k: Tensor, v: Tensor, kv: PagedKV, slots: Tensor) -> None:
+    def write_forms(self) -> Iterator[str]:
         """The operator sees by the format how the cache lies."""
-        torch_npu._npu_reshape_and_cache(k, v, kv.k, kv.v, slots)
+        yield "reshape_and_cache"
+        yield "index_put"
+
+    def put(self, k: Tensor, v: Tensor, kv: PagedKV, slots: Tensor) -> None:
+        """Tile by tile."""
+        blocks, places = slots // self.block_size, slots % self.block_size
+        for cache, rows in ((kv.k, k), (kv.v, v)):
+            tiles = torch.arange(cache.shape[1], device=cache.device)
+            cache.index_put_(
+                (blocks[:, None], tiles[None], places[:, None]), rows.view(len(rows), -1, TILE)
+            )
 
     def export_block(self, kv: PagedKV, block: int) -> tuple[Tensor, Tensor]:
         """One block in the canonical layout (token of the block, kv head, element)."""
@@ -202,18 +211,14 @@ class Npu310POps(NpuOps):
             return ()
         return tiled_attention.FORMS
 
-    def try_attention(self, heads: Heads, form: Form) -> Trial:
+    def attention_error(self, heads: Heads, form: Form) -> tuple[float, float]:
         """On steps of one token a row, which have an operator of their own, and on others."""
         sizes = (heads.num_q, heads.num_kv, heads.size)
         batches = [
             TellingBatch.draw(self.dtype, self.block_size, sizes, chunks=chunks)
             for chunks in (False, True)
         ]
-        try:
-            error = max(self._error(batch, heads, form) for batch in batches)
-        except (RuntimeError, OSError) as refusal:
-            return Trial(form, math.inf, False, str(refusal).strip().partition("\n")[0])
-        return Trial(form, error, error <= batches[0].tolerance)
+        return max(self._error(batch, heads, form) for batch in batches), batches[0].tolerance
 
     def _error(self, batch: TellingBatch, heads: Heads, form: Form) -> float:
         spec = KVSpec(heads.num_kv, heads.size, heads.size, self.dtype)

@@ -8,17 +8,18 @@ from typing import Any
 import torch
 
 from services.decoder.devices.npu.device import NpuDevice
-from services.decoder.devices.npu.forms import Form, Heads
+from services.decoder.devices.npu.forms import Form, Heads, Writing
 from services.decoder.devices.npu.trials import to_json
 
 
 def main(text: str) -> None:
-    """text: element type, and heads and form of each attempt."""
+    """text: element type, and of each attempt whether it is attention, for what, and the form."""
     request = json.loads(text)
     ops = NpuDevice(getattr(torch, request["dtype"])).ops
     _say({"ready": True})
-    for heads, layout, offset in request["attempts"]:
-        trial = ops.try_attention(Heads(**heads), Form(layout, offset))
+    for is_attention, sizes, form in request["attempts"]:
+        asked = Heads(**sizes) if is_attention else Writing(**sizes)
+        trial = ops.try_form(asked, Form(**form))
         _say(to_json(trial))
         if trial.refusal and not _computes(ops.device):
             _say({"spent": True})

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import structlog
 import torch
 
-from services.decoder.devices.npu.forms import Form, Heads, Trial
+from services.decoder.devices.npu.forms import Asked, Form, Heads, Trial
 from services.decoder.devices.npu.kept_trials import KeptTrials
 from shared.child_process.die_with_parent import die_with_parent
 from shared.settings import child_environment, python_path
@@ -22,7 +22,7 @@ log = structlog.get_logger(__name__)
 _ROOT = Path(__file__).parents[4]
 _LONGEST_S = 300.0  # of a trial; a kernel may be compiled before its first call
 
-Attempt = tuple[Heads, Form]
+Attempt = tuple[Asked, Form]
 
 
 class Operators(Protocol):
@@ -32,7 +32,7 @@ class Operators(Protocol):
     dtype: torch.dtype
     block_size: int
 
-    def try_attention(self, heads: Heads, form: Form) -> Trial:
+    def try_form(self, asked: Asked, form: Form) -> Trial:
         """In this process."""
 
 
@@ -40,11 +40,11 @@ class NoTrials(Exception):
     """No process of its own reaches the device; the text says why."""
 
 
-def kept_or_tried(ops: Operators, heads: Heads, forms: Sequence[Form]) -> Iterator[Trial]:
+def kept_or_tried(ops: Operators, asked: Asked, forms: Sequence[Form]) -> Iterator[Trial]:
     """Of each form, in this order, what was found at an earlier start; else it is tried, and that is kept."""
-    kept = KeptTrials(ops.name, str(ops.dtype), ops.block_size, heads)
+    kept = KeptTrials(ops.name, str(ops.dtype), ops.block_size, asked)
     known = kept.read(forms)
-    tried = apart_or_here(ops, [(heads, form) for form in forms if form not in known])
+    tried = apart_or_here(ops, [(asked, form) for form in forms if form not in known])
     for form in forms:
         if form not in known:
             known[form] = next(tried)
@@ -66,8 +66,8 @@ def apart_or_here(ops: Operators, attempts: Sequence[Attempt]) -> Iterator[Trial
 
 def here(ops: Operators, attempts: Sequence[Attempt]) -> Iterator[Trial]:
     """Tries them in this process."""
-    for heads, form in attempts:
-        yield ops.try_attention(heads, form)
+    for asked, form in attempts:
+        yield ops.try_form(asked, form)
 
 
 def apart(ops: Operators, attempts: Sequence[Attempt]) -> Iterator[Trial]:
@@ -112,7 +112,7 @@ class _Process:
         request = {
             "dtype": str(ops.dtype).removeprefix("torch."),
             "attempts": [
-                [vars(heads), form.layout, form.window_offset] for heads, form in attempts
+                [isinstance(asked, Heads), vars(asked), vars(form)] for asked, form in attempts
             ],
         }
         self._process = subprocess.Popen(
