@@ -92,10 +92,14 @@ class NpuOps(BaseOps):
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Rotates [T, heads, D]; cos, sin: [T, 1, D]."""
         if x.shape[-1] >= _WIDEST_ROTATION:
-            first, second = x.chunk(2, -1)
-            return x * cos + torch.cat([-second, first], -1) * sin
+            return self.rope_by_torch(x, cos, sin)
         turned: Tensor = torch_npu.npu_rotary_mul(x.contiguous()[None], cos[None], sin[None])
         return turned[0]
+
+    def rope_by_torch(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """The same by plain operations."""
+        first, second = x.chunk(2, -1)
+        return x * cos + torch.cat([-second, first], -1) * sin
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
         """silu(first half) * second half of [rows, 2 * I]."""

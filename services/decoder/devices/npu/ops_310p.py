@@ -22,6 +22,7 @@ from shared.errors import InvalidRequest
 
 _LARGEST_BLOCK = 16384  # elements of one head in a block
 _LEAST_NORM_BYTES = 32  # of a row
+_ROTATIONS = (64, 128)  # elements of a head that the operator turns
 _GATE_ROUNDING = 32  # elements: rows of others the operator for gates does not take
 
 
@@ -60,6 +61,15 @@ class Npu310POps(NpuOps):
         if x.shape[-1] * x.itemsize < _LEAST_NORM_BYTES:
             return BaseOps.add_rms_norm(self, x, residual, weight, eps)
         return super().add_rms_norm(x, residual, weight, eps)
+
+    def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """By the operator that turns queries and keys at once, here all heads but the last, and the last. That of the
+        other chips is documented for this one with compilation at every new shape alone."""
+        if x.shape[-1] not in _ROTATIONS or x.shape[1] == 1:
+            return self.rope_by_torch(x, cos, sin)
+        rows = [part.contiguous()[None] for part in (x[:, :-1], x[:, -1:])]
+        turned = torch_npu.npu_apply_rotary_pos_emb(rows[0], rows[1], cos[None], sin[None])
+        return torch.cat([part[0] for part in turned], 1)
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
         """[rows, 2 * I]; widths that the operator does not take by the reference."""
