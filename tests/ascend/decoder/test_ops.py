@@ -11,12 +11,14 @@ from torch import Tensor
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.npu import ops as npu_ops
 from services.decoder.devices.npu.device import NpuDevice
+from services.decoder.devices.npu.forms import Heads as NpuHeads
 from services.decoder.devices.npu.forms import Writing
 from services.decoder.models.rope import rope_table
 from services.decoder.steps.attention_meta import Heads, KVSpec
 from services.decoder.weights.linear_weight import in_memory
 from shared.model_config.rope import RopeConfig
 from tests.ascend.simulator import counters
+from tests.ascend.simulator.kernels import fused_attention
 from tests.ascend.support import largest_difference, random
 
 CPU = torch.device("cpu")
@@ -90,6 +92,31 @@ def test_attention_with_what_some_models_ask_for(
 ) -> None:
     pair = Pair(device, KVSpec(2, 64, 64, HALF), 13)
     assert pair.attention(4, [1, 1, 7, 140], [1, 300, 260, 140], **options) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("window", "sizes", "found"),
+    [
+        (None, [64, 128, 192, 256], "TND"),
+        (130, [64, 128, 192, 256], "TND"),
+        (None, [64, 128, 192], "BSND"),
+        (130, [64, 128, 192], None),
+    ],
+)
+def test_heads_of_256_by_newer_and_older_releases(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    window: int | None,
+    sizes: list[int],
+    found: str | None,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # where nothing is known of this release
+    monkeypatch.setattr(fused_attention, "TND_SIZES", sizes)
+    device = NpuDevice(HALF)
+    pair = Pair(device, KVSpec(2, 256, 256, HALF), 13)
+    assert pair.attention(4, [1, 1, 7, 140], [1, 300, 260, 140], window=window) < 0.01
+    form = device.ops.forms.form(NpuHeads(4, 2, 256, window is not None))
+    assert (form and form.name) == found
 
 
 @pytest.mark.parametrize("window", [None, 60])

@@ -15,7 +15,7 @@ from services.decoder.devices.npu.telling_batch import TellingBatch
 from services.decoder.steps.attention_meta import PagedKV
 
 TND_SIZES = (64, 128, 192)
-_LARGEST = 512
+_LARGEST_TND, _LARGEST = 256, 512  # older releases of CANN take heads of TND_SIZES alone
 _ROUNDING = 16  # elements, to whose multiple heads of other sizes are filled up
 _MASK = 2048
 _NO_LIMIT = 2147483647
@@ -129,7 +129,7 @@ def forms(heads: Heads) -> Iterator[Form]:
         return
     # Sources disagree on whether a window counts the query itself.
     offsets = (-1, 0) if heads.window else (-1,)
-    if heads.size in TND_SIZES:
+    if heads.size <= _LARGEST_TND:
         yield from (Form("TND", offset) for offset in offsets)
     if not heads.window:  # of a single query this layout ignores the window
         yield Form("BSND")
