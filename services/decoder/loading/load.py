@@ -165,6 +165,7 @@ def load_rank(
         threads=threads,
         block_size=settings.block_size,
         small_model=checkpoint.is_small,
+        forms=settings.npu_forms,
     )
     require_graphs(settings.graphs, device)
     if not settings.kv_cache_memory_bytes:

@@ -17,6 +17,7 @@ from services.decoder.models.cache_spec import cache_spec
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.ranks.rank_group import RankGroup
 from services.decoder.sampling.logits_processors.token_masks import TokenMatcher
+from services.decoder.steps.attention_meta import PagedKV
 from services.decoder.steps.step import Step
 from services.decoder.worker.collecting import Collecting, Deliver
 from services.decoder.worker.computing import Computing
@@ -130,6 +131,11 @@ class Worker:
         # A row failed or has to be computed again: what is in flight is collected before the next launch.
         self._is_draining = False
         self._has_failed = False  # some row, since the last reset
+
+    @property
+    def caches(self) -> Sequence[PagedKV]:
+        """Of each layer that has one."""
+        return self._kv
 
     def reset(self) -> None:
         """Forgets all sequences, once all steps are collected; sealed blocks, embeddings and adapters stay.

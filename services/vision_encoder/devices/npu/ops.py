@@ -94,7 +94,7 @@ class NpuOps(TowerOps):
         queries_and_keys = rows[:2]
         if rotation is not None:
             cos, sin = (table[None, :, None].contiguous() for table in (rotation.cos, rotation.sin))
-            queries_and_keys = torch_npu.npu_rotary_mul(queries_and_keys, cos, sin)
+            queries_and_keys = self._turned(queries_and_keys, cos, sin)
         q, k = queries_and_keys.unbind()
         mixed = [
             self._attend(q[some], k[some], rows[2, some], lengths, segments.size)
@@ -106,6 +106,11 @@ class NpuOps(TowerOps):
         """As one product and one sum in float32: within its rounding of the processor's values."""
         factor, offset = _pixel_line(scaling, raw.device)
         return torch.addcmul(offset, raw.float(), factor).to(self.dtype)
+
+    def _turned(self, rows: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Rotates [2, tokens, heads, padded size]; cos, sin: [1, tokens, 1, padded size]."""
+        turned: Tensor = torch_npu.npu_rotary_mul(rows, cos, sin)
+        return turned
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], size: int) -> Tensor:
         """[tokens, heads, padded size] of segments of so many tokens; size: of a head without zeros."""

@@ -14,6 +14,7 @@ from services.vision_encoder.devices.npu.ops import NpuOps
 _NZ = 29  # the number of the format FRACTAL_NZ
 _TILE = 16  # elements
 _LEAST_NORM_BYTES = 32  # of a row
+_ROTATIONS = (64, 128)  # elements of a head that the operator turns
 _GATE_ROUNDING = 32  # elements: rows of others the operator for gates does not take
 
 
@@ -42,6 +43,15 @@ class Npu310POps(NpuOps):
 
     def _has_gate(self, layer: Packed) -> bool:
         return layer.weight.shape[0] % _GATE_ROUNDING == 0
+
+    def _turned(self, rows: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """By the operator that turns queries and keys at once: that of the other chips is documented for this one with
+        compilation at every new shape alone."""
+        if rows.shape[-1] not in _ROTATIONS:
+            first, second = rows.chunk(2, -1)
+            return rows * cos + torch.cat([-second, first], -1) * sin
+        turned = torch_npu.npu_apply_rotary_pos_emb(rows[:1], rows[1:], cos, sin)
+        return torch.cat(turned)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], size: int) -> Tensor:
         mixed = torch.empty_like(q)
