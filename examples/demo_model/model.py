@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import (
     LlamaConfig,
@@ -137,27 +138,23 @@ def read(
     causal = torch.full((p, p), float("-inf"), device=prefix.device, dtype=head.dtype).triu(1)
     head_turn = _turn(language, order[None].expand(size, p), head)
     body_turn = _turn(language, positions.flatten(0, 1), body)
+    many, length = rows.shape[1:]
+    allowed = F.pad(mask, (p, 0)).view(size * many, 1, length, p + length)
     for layer in language.layers:
         x, y = layer.input_layernorm(head), layer.input_layernorm(body)
         q1, k1, v1 = _heads(layer.self_attn, x, head_turn)
         q2, k2, v2 = _heads(layer.self_attn, y.flatten(0, 1), body_turn)
         scale = q1.shape[-1] ** -0.5
-        own = (q1 @ k1.transpose(-1, -2) * scale + causal).softmax(-1) @ v1
+        own = (q1 * scale @ k1.transpose(-1, -2) + causal).softmax(-1) @ v1
         head = head + layer.self_attn.o_proj(own.transpose(1, 2).flatten(2))
         head = head + layer.mlp(layer.post_attention_layernorm(head))
-        # (batch, heads, rows * length, p) next to (batch * rows, heads, length, length)
-        many, length = rows.shape[1:]
-        q2_wide = q2.view(size, many, *q2.shape[1:]).transpose(1, 2).flatten(2, 3)
-        to_head = q2_wide @ k1.transpose(-1, -2)
-        to_head = to_head.view(size, -1, many, length, p).transpose(1, 2)
-        to_body = (q2 @ k2.transpose(-1, -2)).view(size, many, -1, length, length)
-        scores = torch.cat([to_head * scale, to_body * scale + mask[:, :, None]], dim=-1)
-        shares = scores.softmax(-1)
-        share_head, share_body = shares[..., :p], shares[..., p:]
-        from_head = share_head.transpose(1, 2).flatten(2, 3) @ v1
-        from_head = from_head.view(size, -1, many, length, v1.shape[-1]).transpose(1, 2)
-        from_body = (share_body.flatten(0, 1) @ v2).view_as(from_head)
-        mixed = (from_head + from_body).transpose(2, 3).flatten(3)
+        # Each row has its picture's keys in front of its own.
+        k, v = (
+            torch.cat([one.repeat_interleave(many, 0), two], dim=-2)
+            for one, two in ((k1, k2), (v1, v2))
+        )
+        mixed = (q2 * scale @ k.transpose(-1, -2) + allowed).softmax(-1) @ v
+        mixed = mixed.transpose(1, 2).flatten(2).view_as(body)
         body = body + layer.self_attn.o_proj(mixed)
         body = body + layer.mlp(layer.post_attention_layernorm(body))
     return language.norm(body)  # type: ignore[no-any-return]
