@@ -20,6 +20,7 @@ from tqdm import tqdm
 from transformers import AutoProcessor, LlavaForConditionalGeneration
 
 from examples.demo_model import chat
+from examples.demo_model.calling import call_message, pick_tools, with_calls
 from examples.demo_model.export import CHECKPOINT
 from examples.demo_model.judge import right
 from examples.demo_model.pictures.drawing import draw
@@ -27,7 +28,12 @@ from examples.demo_model.pictures.other_renderer import draw_other
 from examples.demo_model.questions import WEIGHTS, Questions, Turn, ask
 from examples.demo_model.words import LANGUAGES
 
-KINDS = (*WEIGHTS, "follow", "chat", "off topic", "no picture")
+# Those with pictures, and those that have nothing to do with one. Kinds that came later stand last in
+# either, so that the same seed still asks the same questions of the others.
+OF_PICTURES = (*WEIGHTS, "follow")
+OF_NONE = ("chat", "off topic", "no picture")
+LATER = ("json", "tool call", "tool answer")
+KINDS = (*OF_PICTURES, *OF_NONE, *LATER)
 
 
 @dataclass(slots=True)
@@ -41,13 +47,14 @@ class Case:
     turns: list[Turn]  # the last one is to be answered
     system: str
     order: bool  # picture before the words
+    tools: list[dict[str, Any]]
 
 
 def cases(source: str, per_kind: int, seed: int) -> list[Case]:
     """`per_kind` questions of each kind and language."""
     rng = random.Random(seed)
     found: list[Case] = []
-    kinds = KINDS if source == "ours" else (*WEIGHTS, "follow")
+    kinds = KINDS if source == "ours" else (*OF_PICTURES, *LATER)
     for kind in kinds:
         for language in LANGUAGES:
             wanted = per_kind
@@ -58,12 +65,16 @@ def cases(source: str, per_kind: int, seed: int) -> list[Case]:
                 if turns is None:
                     continue
                 for turn in turns:
+                    if turn.role == "tool":
+                        continue
                     turn.question = chat.dress(turn.question, language, rng)
                     if rng.random() < 0.5:
                         turn.question = turn.question[:1].upper() + turn.question[1:]
                 shown = None if kind == "no picture" or (kind == "chat" and wanted % 2) else picture
                 system = rng.choice(chat.SYSTEM_PROMPTS) if rng.random() < 0.2 else ""
-                found.append(Case(source, kind, language, shown, turns, system, rng.random() < 0.7))
+                order = rng.random() < 0.7
+                tools = pick_tools(rng, True) if kind.startswith("tool") else []
+                found.append(Case(source, kind, language, shown, turns, system, order, tools))
                 wanted -= 1
     return found
 
@@ -80,6 +91,10 @@ def _turns(kind: str, language: str, scene: Any, rng: random.Random) -> list[Tur
         first = ask(scene, rng.choice(list(WEIGHTS)), language, rng)
         second = Questions(scene, language, rng).follow(first) if first else None
         return [first, second] if first and second else None
+    if kind.startswith("tool"):
+        turn = ask(scene, "count", language, rng)
+        called = with_calls([turn], scene, rng) if turn and turn.counted else None
+        return called[:1] if called and kind == "tool call" else called
     turn = ask(scene, kind, language, rng)
     return [turn] if turn else None
 
@@ -90,19 +105,29 @@ def messages(case: Case) -> list[dict[str, Any]]:
     if case.system:
         told.append({"role": "system", "content": case.system})
     for number, turn in enumerate(case.turns):
+        if turn.role == "tool":
+            told.append({"role": "tool", "content": turn.question})
+            continue
         text = {"type": "text", "text": turn.question}
         parts = [text]
         if number == 0 and case.picture is not None:
             parts = [{"type": "image"}, text] if case.order else [text, {"type": "image"}]
         told.append({"role": "user", "content": parts})
-        if number < len(case.turns) - 1:
+        if turn.kind == "tool call" and turn.counted and number < len(case.turns) - 1:
+            told.append(call_message(turn.counted))
+        elif number < len(case.turns) - 1:
             told.append({"role": "assistant", "content": turn.answer})
     return told
 
 
 def answer(model: Any, processor: Any, batch: list[Case]) -> list[str]:
     """Greedy answers to a batch of cases that all have a picture, or all have none."""
-    texts = [processor.apply_chat_template(messages(c), add_generation_prompt=True) for c in batch]
+    texts = [
+        processor.apply_chat_template(
+            messages(c), tools=c.tools or None, add_generation_prompt=True
+        )
+        for c in batch
+    ]
     pictures = [c.picture for c in batch if c.picture is not None]
     inputs = processor(images=pictures or None, text=texts, padding=True, return_tensors="pt")
     if "pixel_values" in inputs:

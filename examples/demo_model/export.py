@@ -78,7 +78,7 @@ def export(
     defaults: Any = GenerationConfig
     shipped.generation_config = defaults(
         do_sample=False,
-        max_new_tokens=128,
+        max_new_tokens=256,
         bos_token_id=BOS,
         pad_token_id=PAD,
         # A role token ends a turn too: whoever speaks next, it is not this answer.

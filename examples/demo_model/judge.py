@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 
+from examples.demo_model.calling import CALL_CLOSE, CALL_OPEN
 from examples.demo_model.words import COLOUR_WORDS, COUNT_WORDS, SHAPE_WORDS
 
 Facts = Counter[tuple[str, ...]]
@@ -104,8 +106,13 @@ def facts(answer: str) -> Facts:
     """What a sentence claims: a bag of clauses, each a tuple of its slots in order.
 
     Lists may come in any order ("a red circle and a blue square"); what belongs together stays
-    together. A sentence without a single slot is itself (small talk).
+    together. A sentence without a single slot is itself (small talk). In JSON each object of a list is a
+    clause, and each other field; a call of a tool is the JSON within it, and no part of it may differ.
     """
+    body = answer.strip().removeprefix(CALL_OPEN).removesuffix(CALL_CLOSE)
+    called = body != answer.strip()
+    if body.lstrip().startswith("{"):
+        return _json_facts(body, called)
     text = re.sub(r"\s+", " ", answer.strip().lower()).rstrip(".。!！")
     if any(c >= "\u4e00" for c in text):
         text = text.replace("有，", "yes，", 1) if text.startswith("有，") else text
@@ -118,6 +125,23 @@ def facts(answer: str) -> Facts:
         slots = [_en_slots(c) for c in clauses]
     bag: Facts = Counter(tuple(s) for s in slots if s)
     return bag or Counter([(text,)])
+
+
+def _json_facts(text: str, called: bool) -> Facts:
+    try:
+        told = json.loads(text)
+    except ValueError:
+        return Counter([("broken json", text)])
+    if called:
+        return Counter([("call", json.dumps(told, sort_keys=True))])
+    bag: Facts = Counter()
+    for field, value in told.items():
+        if isinstance(value, list):
+            bag.update((field, json.dumps(one, sort_keys=True)) for one in value)
+            bag[field, "list"] += 1
+        else:
+            bag[field, json.dumps(value)] += 1
+    return bag
 
 
 def right(answer: str, truth: str) -> bool:

@@ -31,7 +31,9 @@ KINDS: dict[str, Callable[[Questions], Turn | None]] = {
     "number": Questions.number,
     "colours": Questions.colours,
     "ground": Questions.ground,
+    "json": Questions.as_json,
 }
+# Of the kinds whose answers are short; `training/data.py` says how often JSON is asked for.
 WEIGHTS: dict[str, float] = {
     "what": 0.1,
     "describe": 0.1,

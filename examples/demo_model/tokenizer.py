@@ -22,11 +22,22 @@ from examples.demo_model.words import LANGUAGES
 VOCAB_SIZE = 2048
 
 # Pictures of a message come before its words, as LLaVA's own templates do, so "before" and "after"
-# are one to the model; what the user says is read in lower case.
+# are one to the model; what the user says is read in lower case. Tools are
+# named in a system turn of their own; calls and results are written in the form of Hermes.
 CHAT_TEMPLATE = """\
 {{- '<s>' }}
+{%- if tools %}
+  {{- '<|system|>tools: ' }}
+  {%- for tool in tools %}
+    {%- set function = tool['function'] or tool %}
+    {%- set schema = function['parameters'] or {} %}
+    {{- function['name'] + '(' + (schema['properties'] or {}) | join(', ') + ')' }}
+    {{- '' if loop.last else ', ' }}
+  {%- endfor %}
+  {{- '<|end|>' }}
+{%- endif %}
 {%- for message in messages %}
-  {%- if message['role'] == 'user' %}
+  {%- if message['role'] in ('user', 'tool') %}
     {{- '<|user|>' }}
   {%- elif message['role'] == 'assistant' %}
     {{- '<|assistant|>' }}
@@ -47,7 +58,21 @@ CHAT_TEMPLATE = """\
     {%- set text = parts.text %}
   {%- endif %}
   {%- if message['role'] == 'assistant' %}
-    {{- text | trim + '<|end|>' }}
+    {{- text | trim }}
+    {%- for call in message['tool_calls'] or [] %}
+      {%- set function = call['function'] or call %}
+      {{- '\\n' if text or not loop.first }}
+      {{- '<tool_call>\\n{"name": ' + function['name'] | tojson + ', "arguments": ' }}
+      {%- if function['arguments'] is string %}
+        {{- function['arguments'] }}
+      {%- else %}
+        {{- function['arguments'] | tojson }}
+      {%- endif %}
+      {{- '}\\n</tool_call>' }}
+    {%- endfor %}
+    {{- '<|end|>' }}
+  {%- elif message['role'] == 'tool' %}
+    {{- '<tool_response>\\n' + text | trim | lower + '\\n</tool_response><|end|>' }}
   {%- else %}
     {{- text | trim | lower + '<|end|>' }}
   {%- endif %}

@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw
 from transformers import AutoProcessor, LlavaForConditionalGeneration
 
 from examples.demo_model import chat
-from examples.demo_model.evaluate import answer, cases
+from examples.demo_model.evaluate import LATER, answer, cases
 from examples.demo_model.export import CHECKPOINT
 from examples.demo_model.judge import right
 
@@ -132,7 +132,8 @@ def test_jpeg_and_grey(model: Any, processor: Any) -> None:
 
 @pytest.mark.parametrize("source", ["ours", "other"])
 def test_most_fresh_questions_are_right(model: Any, processor: Any, source: str) -> None:
-    asked = [c for c in cases(source, per_kind=1, seed=77) if c.picture is not None]
+    # The shipped weights are older than the kinds in LATER.
+    asked = [c for c in cases(source, per_kind=1, seed=77) if c.picture and c.kind not in LATER]
     said = answer(model, processor, asked)
     hits = sum(right(s, c.turns[-1].answer) for s, c in zip(said, asked, strict=True))
     assert hits >= 0.8 * len(asked)
@@ -141,7 +142,7 @@ def test_most_fresh_questions_are_right(model: Any, processor: Any, source: str)
 @pytest.mark.full
 def test_bfloat16_says_the_same(model: Any, processor: Any) -> None:
     half = load_model(torch.bfloat16)
-    asked = [c for c in cases("ours", per_kind=1, seed=5) if c.picture is not None]
+    asked = [c for c in cases("ours", per_kind=1, seed=5) if c.picture and c.kind not in LATER]
     ours, theirs = answer(model, processor, asked), answer(half, processor, asked)
     same = sum(a == b for a, b in zip(ours, theirs, strict=True))
     assert same >= len(asked) - 2

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
 
+import jsonschema
 import numpy as np
 import pytest
 
 from examples.demo_model import chat
+from examples.demo_model.asking.as_json import SCHEMA
+from examples.demo_model.calling import call_text, with_calls
 from examples.demo_model.judge import facts, right
 from examples.demo_model.pictures import palette
 from examples.demo_model.pictures.drawing import draw, draw_with_ink
 from examples.demo_model.pictures.other_renderer import draw_other
+from examples.demo_model.pictures.palette import COLOURS
 from examples.demo_model.pictures.scenes import clear_of_lines
 from examples.demo_model.questions import KINDS, LARGER, ask, differs, relation_of
 from examples.demo_model.words import COLOUR_WORDS, LANGUAGES, SHAPE_WORDS
@@ -62,6 +67,43 @@ def test_answers_name_only_what_is_there(kind: str, language: str) -> None:
     assert asked > 3
 
 
+def test_json_says_what_is_there() -> None:
+    rng = random.Random(4)
+    for seed in SEEDS:
+        _, scene = draw(seed)
+        for language in LANGUAGES:
+            turn = ask(scene, "json", language, rng)
+            assert turn is not None and "json" in turn.question
+            said = json.loads(turn.answer)
+            jsonschema.validate(said, SCHEMA)
+            listed = [tuple(shape.values()) for shape in said["shapes"]]
+            assert listed == [(t.colour, t.shape, t.cell) for t in scene.shapes]
+            number = scene.number
+            assert said["number"] == (int(number.value) if number else None)
+
+
+def test_only_the_number_of_one_shape_is_a_call() -> None:
+    rng = random.Random(6)
+    called = 0
+    for seed in SEEDS:
+        _, scene = draw(seed)
+        for kind in ("count", "exists", "colour", "number"):
+            turn = ask(scene, kind, "en", rng)
+            if turn is None:
+                continue
+            turns = with_calls([turn], scene, rng)
+            if kind != "count" or "shape" in turn.answer or any(c in turn.answer for c in COLOURS):
+                assert turns == [turn]
+                continue
+            called += 1
+            asked, told = turns
+            wanted = json.loads(asked.answer.split("\n")[1])["arguments"]["shape"]
+            assert wanted in turn.answer and wanted in told.answer
+            number = "".join(c for c in told.question if c.isdigit())
+            assert f" {number} " in told.answer or (number == "0" and " no " in told.answer)
+    assert called > 5
+
+
 def test_counts_and_numbers_agree_with_the_scene() -> None:
     rng = random.Random(5)
     for seed in SEEDS:
@@ -102,6 +144,21 @@ def test_the_judge_wants_all_facts_and_no_others() -> None:
     )
     assert not right("图中有一个红色的圆形。", "There is a red circle.")
     assert not right("The star is in the top left.", "The star is on the left.")
+
+
+def test_the_judge_reads_json_and_calls() -> None:
+    circle = '{"colour": "red", "shape": "circle", "place": "left"}'
+    square = '{"colour": "red", "shape": "square", "place": "left"}'
+    truth = f'{{"shapes": [{circle}, {square}], "number": 42}}'
+    assert right(f'{{"number": 42, "shapes": [{square},{circle}]}}', truth)
+    assert not right(f'{{"shapes": [{circle}, {square}], "number": null}}', truth)
+    assert not right(f'{{"shapes": [{circle}], "number": 42}}', truth)
+    assert not right(f'{{"shapes": [{circle}, {circle}], "number": 42}}', truth)
+    assert not right(truth[:-1], truth)
+    assert right(call_text("star"), call_text("star"))
+    assert not right(call_text("star"), call_text("cross"))
+    assert not right("There are 2 stars.", call_text("star"))
+    assert not right(call_text("star").strip("<"), call_text("star"))
 
 
 def test_small_talk_keeps_its_language() -> None:

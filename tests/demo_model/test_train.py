@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,24 @@ import pytest
 import torch
 
 from examples.demo_model import train
+from examples.demo_model.calling import call_message, pick_tools, tools_line, with_calls
 from examples.demo_model.export import CHECKPOINT, export
-from examples.demo_model.model import IMAGE, PATCHES, build_model, normalise, read, see
-from examples.demo_model.questions import WEIGHTS
-from examples.demo_model.tokenizer import load_tokenizer
-from examples.demo_model.training.data import REPORTED, row_mask, talk_batches
+from examples.demo_model.model import (
+    BOS,
+    END,
+    IMAGE,
+    PATCHES,
+    SYSTEM,
+    USER,
+    build_model,
+    normalise,
+    read,
+    see,
+)
+from examples.demo_model.pictures.drawing import draw
+from examples.demo_model.questions import WEIGHTS, ask
+from examples.demo_model.tokenizer import CHAT_TEMPLATE, load_tokenizer
+from examples.demo_model.training.data import REPORTED, Speaker, row_mask, talk_batches
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # other people's deprecations
 
@@ -44,10 +59,48 @@ def test_batches_label_answers_only() -> None:
     for index in range(len(talk.kinds)):
         said = talk.labels[talk.answer == index]
         assert said[-1] == tokenizer.eos_token_id
-        assert str(tokenizer.decode(said[:-1])).endswith((".", "。", "!", "！"))
+        text = str(tokenizer.decode(said[:-1]))
+        assert text.endswith((".", "。", "!", "！", "}", "</tool_call>"))
     follows = talk.group[:, :, 1:] == talk.group[:, :, :-1]
     step = talk.positions[:, :, 1:] - talk.positions[:, :, :-1]
     assert bool((step[follows & (talk.group[:, :, 1:] > 0)] == 1).all())
+
+
+def test_rows_are_what_the_chat_template_writes() -> None:
+    tokenizer: Any = load_tokenizer(CHECKPOINT)
+    rng, scene = random.Random(2), draw(3)[1]
+    asked = [turn for seed in range(40) if (turn := ask(scene, "count", "en", random.Random(seed)))]
+    question = next(turn for turn in asked if turn.counted)
+    turns = with_calls([question], scene, rng)
+    tools = pick_tools(rng, with_count=True)
+    speaker = Speaker(tokenizer, WEIGHTS)
+    row = speaker.tokens(turns, True, rng)[0]
+    asked_as = tokenizer.decode(row).split("<|end|>")[0]
+    told = [
+        {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": asked_as}]},
+        call_message(question.counted or ""),
+        {"role": "tool", "content": turns[1].question},
+        {"role": "assistant", "content": turns[1].answer},
+    ]
+    text = tokenizer.apply_chat_template(
+        told, tools=tools, chat_template=CHAT_TEMPLATE, tokenize=False
+    )
+    head = [BOS, SYSTEM, *speaker.encode(tools_line(tools)), END, USER, IMAGE]
+    assert tokenizer.encode(text) == head + row
+
+
+def test_batches_with_tools_call_them() -> None:
+    tokenizer = load_tokenizer(CHECKPOINT)
+    told = "tools: "
+    batches = talk_batches(5, 4, 0, tokenizer.backend_tokenizer.to_str(), WEIGHTS)
+    seen = set()
+    for talk in itertools.islice(batches, 12):
+        offered = told in tokenizer.decode(talk.prefix[0])
+        countable = "count(shape)" in tokenizer.decode(talk.prefix[0])
+        assert countable or "tool call" not in talk.kinds
+        assert talk.kinds.count("tool call") == talk.kinds.count("tool answer")
+        seen.add((offered, countable, "tool call" in talk.kinds))
+    assert {(True, True, True), (False, False, False)} <= seen
 
 
 def test_small_talk_is_as_frequent_as_told() -> None:

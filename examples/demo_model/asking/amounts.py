@@ -32,7 +32,12 @@ class Amounts(Asker):
                 shape, colour = rng.choice(shapes), rng.choice(colours)
         n = len(self.matching(shape, colour))
         q = self._count_question(shape, colour, elliptic)
-        return Turn(q, self.sentence(self._count_body(n, shape, colour)), "count")
+        return Turn(
+            q,
+            self.sentence(self.count_body(n, shape, colour)),
+            "count",
+            counted=None if colour else shape,
+        )
 
     def _count_question(self, shape: str | None, colour: str | None, elliptic: bool) -> str:
         if self.en:

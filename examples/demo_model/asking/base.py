@@ -18,6 +18,8 @@ class Turn:
     answer: str
     kind: str
     focus: Thing | None = None  # what "it" means in the next question
+    counted: str | None = None  # the shape, where its number is all that is asked
+    role: str = "user"  # or "tool": who says `question`
 
 
 class Asker:
@@ -128,7 +130,7 @@ class Asker:
         a, b = self.rng.sample(pool, 2)
         return a, b
 
-    def _count_body(self, n: int, shape: str | None, colour: str | None) -> str:
+    def count_body(self, n: int, shape: str | None, colour: str | None) -> str:
         if self.en:
             noun = (
                 self.shape_name(shape or "", many=n != 1)

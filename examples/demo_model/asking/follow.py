@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from examples.demo_model import words
 from examples.demo_model.asking.amounts import Amounts
+from examples.demo_model.asking.as_json import AsJson
 from examples.demo_model.asking.base import Turn, alternatives
 from examples.demo_model.asking.places import Places
 from examples.demo_model.asking.things import Things
@@ -11,7 +12,7 @@ from examples.demo_model.asking.yes_no import YesNo
 from examples.demo_model.pictures.scenes import Thing
 
 
-class Questions(Things, Places, Amounts, YesNo):
+class Questions(Things, Places, Amounts, YesNo, AsJson):
     """All kinds, and those that follow."""
 
     def follow(self, before: Turn) -> Turn | None:

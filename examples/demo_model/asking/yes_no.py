@@ -152,7 +152,7 @@ class YesNo(Asker):
             q = q.removesuffix("吗") if "是不是" in q else q
             if asked == 1:
                 q = q.replace("有", "只有")
-        body = self._count_body(n, None if whole else shape, None)
+        body = self.count_body(n, None if whole else shape, None)
         return Turn(q, self._verdict(yes, body), "confirm")
 
     def _confirm_number(self) -> Turn | None:

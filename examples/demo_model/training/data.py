@@ -16,6 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from examples.demo_model import chat
+from examples.demo_model.calling import pick_tools, tool_turn, tools_line, with_calls
 from examples.demo_model.model import (
     ASSISTANT,
     BOS,
@@ -30,7 +31,7 @@ from examples.demo_model.model import (
 )
 from examples.demo_model.pictures.drawing import INK_SIDE, draw_with_ink
 from examples.demo_model.pictures.scenes import Scene, pick_scene
-from examples.demo_model.questions import WEIGHTS, Questions, Turn, ask
+from examples.demo_model.questions import KINDS, Questions, Turn, ask
 from examples.demo_model.training.heads import dense_targets
 from examples.demo_model.words import LANGUAGES
 
@@ -83,10 +84,16 @@ def picture_batches(seed: int, size: int, easy: float) -> Iterator[Pictures]:
 
 # --- conversations --------------------------------------------------------------------------------
 
-ROWS, LENGTH = 3, 96  # tokens of questions and answers per picture: three rows, packed
-REPORTED = (*WEIGHTS, "follow", "chat", "off topic", "no picture")
+ROWS, LENGTH = 2, 224  # tokens of questions and answers per picture: two rows, packed
+REPORTED = (*KINDS, "follow", "chat", "off topic", "no picture", "tool call", "tool answer")
 SMALL_TALK = 0.025  # part of the turns about a picture that are small talk
 OFF_TOPIC = 0.045  # and the part that asks what the model cannot know
+JSON = 0.5  # part of the pictures that are described as JSON
+TOOLS, WITH_COUNT = (
+    0.35,
+    0.8,
+)  # part of the batches with tools, and of those with `count` among them
+COUNTS = 0.4  # the weight of counting where `count` is
 
 
 @dataclass(slots=True)
@@ -111,9 +118,21 @@ class Speaker:
     ) -> None:
         core = tokenizer.backend_tokenizer if hasattr(tokenizer, "backend_tokenizer") else tokenizer
         self._core, self._weights, self._small_talk = core, weights, small_talk
+        self._counts = False  # whether the batch's prefix has the tool `count`
 
     def encode(self, text: str) -> list[int]:
         ids: list[int] = self._core.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def prefix(self, rng: random.Random) -> list[int]:
+        """What comes before the first question of a batch, without the picture; it says which tools there are."""
+        ids = [BOS]
+        self._counts = False
+        if rng.random() < TOOLS:
+            self._counts = rng.random() < WITH_COUNT
+            ids += [SYSTEM, *self.encode(tools_line(pick_tools(rng, self._counts))), END]
+        if rng.random() < 0.2:
+            ids += [SYSTEM, *self.encode(rng.choice(chat.SYSTEM_PROMPTS).lower()), END]
         return ids
 
     def conversation(self, scene: Scene | None, rng: random.Random) -> list[Turn]:
@@ -139,7 +158,13 @@ class Speaker:
             other = self._turn(scene, rng.choice(LANGUAGES), rng)
             if other is not None:
                 turns.append(other)
-        return turns
+        return with_calls(turns, scene, rng) if self._counts else turns
+
+    def described(self, scene: Scene, rng: random.Random) -> list[Turn]:
+        """The scene as JSON, and now and then a question about it."""
+        turn = Questions(scene, rng.choice(LANGUAGES), rng).as_json()
+        follow = Questions(scene, rng.choice(LANGUAGES), rng).follow(turn)
+        return [turn, follow] if follow is not None and rng.random() < 0.2 else [turn]
 
     def _turn(self, scene: Scene | None, language: str, rng: random.Random) -> Turn | None:
         roll = rng.random()
@@ -148,14 +173,15 @@ class Speaker:
                 return chat.small_talk(language, rng)
             if roll < 0.5:
                 return chat.off_topic(language, rng)
-            kind = rng.choice([k for k in WEIGHTS if k != "describe"])
+            kind = rng.choice([k for k in KINDS if k != "describe"])
             asked = ask(pick_scene(rng), kind, language, rng)
             return asked and chat.no_picture(asked.question, language)
         if roll < self._small_talk:
             return chat.small_talk(language, rng)
         if roll < self._small_talk + OFF_TOPIC:
             return chat.off_topic(language, rng)
-        kind = rng.choices(list(self._weights), list(self._weights.values()))[0]
+        weights = {**self._weights, "count": COUNTS} if self._counts else self._weights
+        kind = rng.choices(list(weights), list(weights.values()))[0]
         return ask(scene, kind, language, rng)
 
     def tokens(
@@ -167,7 +193,10 @@ class Speaker:
         owner: list[int] = []
         for number, turn in enumerate(turns):
             zh = any(c >= "\u4e00" for c in turn.question)
-            question = chat.dress(turn.question, "zh" if zh else "en", rng).strip().lower()
+            if turn.role == "tool":
+                question = tool_turn(turn.question)
+            else:
+                question = chat.dress(turn.question, "zh" if zh else "en", rng).strip().lower()
             start = [] if with_picture and number == 0 else [USER]
             asked = [*start, *self.encode(question), END, ASSISTANT]
             said = [*self.encode(turn.answer), END]
@@ -183,8 +212,10 @@ class Speaker:
         out = np.zeros((5, ROWS, LENGTH), np.int64)
         out[0], out[1], out[4] = PAD, -100, -1
         used, groups, misses = [0] * ROWS, [0] * ROWS, 0
+        # The longest answer of all comes first, while the rows are empty.
+        first = self.described(scene, rng) if scene and rng.random() < JSON else None
         while misses < 3:
-            turns = self.conversation(scene, rng)
+            turns, first = first or self.conversation(scene, rng), None
             ids, labels, owner = self.tokens(turns, scene is not None, rng)
             row = next((r for r in range(ROWS) if used[r] + len(ids) <= LENGTH), None)
             if row is None:
@@ -215,9 +246,7 @@ def talk_batches(
     rng = random.Random(seed)
     speaker = Speaker(Tokenizer.from_str(tokenizer_json), weights, small_talk)
     while True:
-        prefix = [BOS]
-        if rng.random() < 0.2:
-            prefix += [SYSTEM, *speaker.encode(rng.choice(chat.SYSTEM_PROMPTS).lower()), END]
+        prefix = speaker.prefix(rng)
         pictures: Pictures | None = None
         scenes: list[Scene | None] = [None] * (size // 2)
         if rng.random() >= 0.05:
