@@ -89,10 +89,8 @@ REPORTED = (*KINDS, "follow", "chat", "off topic", "no picture", "tool call", "t
 SMALL_TALK = 0.025  # part of the turns about a picture that are small talk
 OFF_TOPIC = 0.045  # and the part that asks what the model cannot know
 JSON = 0.5  # part of the pictures that are described as JSON
-TOOLS, WITH_COUNT = (
-    0.35,
-    0.8,
-)  # part of the batches with tools, and of those with `count` among them
+TOOLS = 0.5  # part of the batches that name tools
+WITH_COUNT = 0.8  # part of those that name `count` among them
 COUNTS = 0.4  # the weight of counting where `count` is
 
 
