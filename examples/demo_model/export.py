@@ -87,8 +87,9 @@ def export(
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".export-") as name:
         fresh = Path(name)
         shipped.save_pretrained(fresh)
-        build_processor(tokenizer).save_pretrained(fresh)
         tokenizer.save_pretrained(fresh)
+        # After the tokenizer's files: the folder that it comes from may have an older template.
+        build_processor(tokenizer).save_pretrained(fresh)
         written = sorted(fresh.iterdir(), key=lambda p: p.suffix != ".safetensors")
         for path in written:
             if path.is_file():

@@ -152,4 +152,6 @@ def test_export_is_whole(tmp_path: Path) -> None:
         "generation_config.json",
     }
     assert size < 16e6
+    # The template is this code's, also where the tokenizer is of a folder with an older one.
+    assert (tmp_path / "out/chat_template.jinja").read_text() == CHAT_TEMPLATE
     assert json.loads((tmp_path / "out/config.json").read_text())["model_type"] == "llava"
