@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from services.launcher.ascend import npu_smi, versions
-from services.launcher.ascend.host import CONTROL_FILES, LIBRARIES, VISIBLE, AscendHost
+from services.launcher.ascend.host import CONTROL_FILES, LIBRARIES, AscendHost
 from services.launcher.doctor.finding import Finding
 from shared.ascend import NNAL, TOOLKIT
 from shared.errors import InvalidRequest
+from shared.settings import VISIBLE_NPUS
 
 _TOOLKIT_SCRIPTS = (TOOLKIT, "/usr/local/Ascend/cann/set_env.sh")
 _NNAL_SCRIPTS = (NNAL,)
@@ -60,8 +61,8 @@ def _device_files(host: AscendHost) -> Iterator[Finding]:
     used = chips if visible is None else [chip for chip in chips if _number(chip) in visible]
     if not used:
         numbers = ", ".join(str(_number(chip)) for chip in chips)
-        found = f"{VISIBLE} names none of the devices here ({numbers})"
-        yield Finding("npu devices", found, f"unset {VISIBLE}, or name some of them")
+        found = f"{VISIBLE_NPUS} names none of the devices here ({numbers})"
+        yield Finding("npu devices", found, f"unset {VISIBLE_NPUS}, or name some of them")
         return
     control = [host.path(f"/dev/{name}") for name in CONTROL_FILES]
     faults = [fault for file in (*used, *control) if (fault := _openable(file))]
@@ -159,7 +160,7 @@ def _chip(number: int, chip: npu_smi.Chip, is_used: bool) -> Iterator[Finding]:
         yield Finding(
             f"{what} memory",
             f"{held / 1024:.1f} GiB are held by other processes: {names}",
-            f"see them with `ps -fp {pids}` and end them, or choose other devices with {VISIBLE}, or lower"
+            f"see them with `ps -fp {pids}` and end them, or choose other devices with {VISIBLE_NPUS}, or lower"
             " --gpu-memory-utilization",
             needed=is_used,
         )
@@ -262,7 +263,7 @@ def _runtime(host: AscendHost) -> Iterator[Finding]:
         yield Finding(
             "npu runtime",
             "CANN's runtime sees no device",
-            f"unset {VISIBLE}; `npu-smi info` shows them",
+            f"unset {VISIBLE_NPUS}; `npu-smi info` shows them",
         )
 
 
