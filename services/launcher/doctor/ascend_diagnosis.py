@@ -19,6 +19,8 @@ _INSTALL_CANN = (
     " docker compose -f compose.yaml -f compose.ascend.yaml up"
 )
 _NNAL_LIBRARY = LIBRARIES[-1]
+# Some releases of torch_npu want the torch with the label `+cpu` on x86_64, which no other index has.
+_TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 _LEAST_HELD_MB = 1024  # what services of the system hold is less
 _IMPORT_S = 120.0
 _IMPORT = """
@@ -224,7 +226,7 @@ def _pair(host: AscendHost) -> Finding:
     if torch and not versions.belong_together(torch, torch_npu):
         base = ".".join(map(str, versions.number(torch_npu)[:3]))
         found = f"{torch_npu} was built for torch {base}, and torch {torch} is installed"
-        return Finding(what, found, f"pip install torch=={base}")
+        return Finding(what, found, f"pip install --extra-index-url {_TORCH_INDEX} torch=={base}")
     return Finding(what, f"{torch_npu} with torch {torch or '(not found)'}")
 
 
@@ -291,5 +293,5 @@ def _import_remedy(words: str) -> str:
     if "undefined symbol" in words:
         return "torch, torch_npu, CANN and NNAL are not of one set: docs/ascend.md has the table"
     if "Two accelerators" in words:
-        return "install a torch without CUDA: TORCH_INDEX=https://download.pytorch.org/whl/cpu"
+        return f"install a torch without CUDA: TORCH_INDEX={_TORCH_INDEX}"
     return "ASCEND_GLOBAL_LOG_LEVEL=1 ASCEND_SLOG_PRINT_TO_STDOUT=1 python -c 'import torch_npu' says more"
