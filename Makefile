@@ -86,7 +86,7 @@ test: install proto kernels ## Run the tests, JOBS= at once (ARGS= goes to pytes
 	$(BIN)/pytest --numprocesses $(JOBS) --dist loadgroup $(ARGS)
 
 test-full: install proto kernels ## Run the tests, also those that cover more of what another test covers
-	$(BIN)/pytest --numprocesses $(JOBS) --dist loadgroup -m 'not compose' $(ARGS)
+	$(BIN)/pytest --numprocesses $(JOBS) --dist loadgroup -m 'not compose' --hypothesis-profile random $(ARGS)
 
 test-npu: install proto ## Run the tests on a simulated Ascend NPU, JOBS= at once (ARGS= goes to pytest); the first time downloads 43 MB
 	@$(BIN)/python -m tests.ascend.environment $(BIN)/pytest tests/ascend --numprocesses $(JOBS) --dist loadfile $(ARGS)

@@ -1,8 +1,10 @@
 """Ascend NPUs as this machine has them, asked of CANN itself: without torch, which takes seconds."""
 
+import contextlib
 import ctypes
 import importlib.util
 from functools import cache
+from pathlib import Path
 
 TOOLKIT = "/usr/local/Ascend/ascend-toolkit/set_env.sh"
 NNAL = "/usr/local/Ascend/nnal/atb/set_env.sh"
@@ -20,6 +22,7 @@ ENVIRONMENT = {
 ENVIRONMENT_OF_CAPTURED_RANKS = {"HCCL_OP_EXPANSION_MODE": "AIV"}
 _RUNTIME = "libascendcl.so"
 _OPERATORS = "libatb.so"
+_KERNELS = "libopapi.so"
 
 
 @cache
@@ -60,6 +63,24 @@ def npu_name() -> str:
         return ""
     name.restype = ctypes.c_char_p
     return (name() or b"").decode()
+
+
+def installation() -> list[str]:
+    """What tells one installation of CANN and NNAL from another: places, sizes and times of their libraries, as far as
+    this process has loaded them."""
+    for library in (_RUNTIME, _OPERATORS):
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(library)
+    lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    paths = {Path(line.split(maxsplit=5)[-1]) for line in lines}
+    found = sorted(path for path in paths if path.name in (_RUNTIME, _OPERATORS))
+    # The kernels lie beside the runtime, and are loaded later.
+    found += [path.with_name(_KERNELS) for path in found if path.name == _RUNTIME]
+    return [
+        f"{path.resolve()} {stat.st_size} {stat.st_mtime_ns}"
+        for path in found
+        if path.exists() and (stat := path.stat())
+    ]
 
 
 def is_310p() -> bool:

@@ -212,6 +212,11 @@ class LoraSettings(Settings):
     max_lora_rank: int = Field(
         64, ge=1, le=4096, description="Largest rank of an adapter's linear layers."
     )
+    allowed_adapter_dir: Path | None = Field(
+        None,
+        description="Folder below which folders of adapters lie that POST /v1/load_lora_adapter may load while the"
+        " system runs; none may be loaded unless given. The same for gateways and decoders.",
+    )
 
 
 class ChatTemplateSettings(Settings):

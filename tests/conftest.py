@@ -1,10 +1,11 @@
 """Fixtures for every test: a real Redis. Nothing is tested with protos that are not compiled."""
 
+import gc
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 # Tests start servers while gRPC runs in this process. Its handlers for forks, which nobody here needs, can crash the
@@ -13,6 +14,7 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 import pytest
 import redis
+from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 
 from tests.support.compiled_protos import changed_protos
@@ -23,10 +25,24 @@ if changed := changed_protos():
 from services.launcher.redis.embedded_redis import EmbeddedRedis
 from tests.support.distribution import FilesAndGroups
 
+# Each run tries the same inputs, however slow the machine is; `make test-full` looks for others.
+settings.register_profile(
+    "random",
+    max_examples=300,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
+)
+settings.register_profile("same", settings.get_profile("random"), max_examples=50, derandomize=True)
+settings.load_profile("same")
+
 
 @pytest.hookimpl
 def pytest_configure(config: pytest.Config) -> None:
     """What programs keep from one start to the next is theirs for one run of the tests, which its workers share."""
+    # Nor are modules compiled anew by each worker, and by each program that a test starts.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     if not hasattr(config, "workerinput"):
         os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="tessera-cache-")
 
@@ -35,6 +51,18 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         shutil.rmtree(os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """All that is imported and collected stays: to look whether it is garbage, again and again, takes a while."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.set_threshold(20_000, 50, 100)  # as services do
+        gc.enable()
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FilesAndGroups | None:

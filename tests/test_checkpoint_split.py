@@ -57,6 +57,10 @@ def names_read(folder: Path, load: Callable[[Checkpoint], object]) -> set[str]:
             read.add(name)
             return super().tensor(name)
 
+        def part(self, name: str, rows: slice, columns: slice) -> torch.Tensor:
+            read.add(name)
+            return super().part(name, rows, columns)
+
     load(Recording(folder))
     return read
 

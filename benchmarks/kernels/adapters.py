@@ -1,10 +1,13 @@
-"""What LoRA adapters cost a step that only generates: `adapters MODEL NAME=FOLDER ...`, one step each way in turn."""
+"""What LoRA adapters cost a step that only generates: `adapters MODEL [NAME=FOLDER ...]`, one step each way in turn."""
 
 import argparse
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from benchmarks.checkpoints.adapters import draw_adapters
 from benchmarks.kernels.step import decode_plans
 from services.decoder.loading.load import load
 from services.decoder.settings import DecoderSettings
@@ -14,29 +17,41 @@ from tessera.decoder.v1.decoder_pb2 import StepResult
 
 
 def main(arguments: list[str]) -> None:
-    """Prints lower quartile and median in milliseconds, and the quartile's ratio to that without adapters."""
+    """Prints lower quartile and median in milliseconds, the quartile's ratio to that without adapters, and by how much
+    each adapter in the batch makes it longer."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
-    parser.add_argument("modules", nargs="+", help="NAME=FOLDER")
+    parser.add_argument("modules", nargs="*", help="NAME=FOLDER; drawn ones unless given")
+    parser.add_argument("--adapters", type=int, default=4, help="how many are drawn")
+    parser.add_argument("--rank", type=int, default=16, help="of those")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--steps", type=int, default=300)
     told = parser.parse_args(arguments)
+    with TemporaryDirectory() as folder:
+        given = told.modules
+        if not given:
+            given = draw_adapters(told.model, Path(folder), told.adapters, told.rank)
+        _run(told, given)
+
+
+def _run(told: argparse.Namespace, modules: Sequence[str]) -> None:
     settings = DecoderSettings(
         model=told.model,
         dtype=told.dtype,
         kv_cache_memory_bytes=256 << 20,
         max_model_len=2048,
-        lora_modules=",".join(told.modules),
+        lora_modules=",".join(modules),
     )
     worker = load(settings).worker
-    print(f"{'rows':>4}  {'adapters':<10}{'quartile':>10}{'median':>10}{'ratio':>8}   (ms)")
+    print(f"{'rows':>4}  {'adapters':<10}{'quartile':>10}{'median':>10}{'ratio':>8}{'each':>10}")
     for rows in told.rows:
-        times = _measure(worker, rows, len(told.modules), told.steps)
+        times = _measure(worker, rows, len(modules), told.steps)
         without = statistics.quantiles(times[0], n=4)[0]
         for adapters, taken in times.items():
             low, middle, _ = statistics.quantiles(taken, n=4)
-            shown = f"{1000 * low:10.2f}{1000 * middle:10.2f}{low / without:8.3f}"
+            each = 100 * (low / without - 1) / adapters if adapters else 0
+            shown = f"{1000 * low:10.2f}{1000 * middle:10.2f}{low / without:8.3f}{each:8.1f} %"
             print(f"{rows:>4}  {adapters:<10}{shown}")
 
 

@@ -18,7 +18,7 @@ from shared.telemetry.logs import configure_logs
 from tessera.common.v1.sampling_pb2 import SamplingParams
 from tessera.decoder.v1.decoder_pb2 import NewSequence, StepPlan, StepResult
 
-# About as many tokens are text as belong to the form, and it is longer than any round.
+# An answer to it: about as many tokens are text as belong to the form, and it is longer than any round.
 _ITEM = {
     "type": "object",
     "properties": {
@@ -30,7 +30,7 @@ _ITEM = {
     "required": ["name", "price", "kind", "paid"],
     "additionalProperties": False,
 }
-_SCHEMA = {"type": "array", "items": _ITEM, "minItems": 200}
+SCHEMA = {"type": "array", "items": _ITEM, "minItems": 200}
 _QUICK = 10  # the percentile that is shown: other work on the machine only makes steps slower
 _CASES = {"none": 0, "one": 1, "all": None}  # how many have a schema
 
@@ -65,7 +65,7 @@ def _round(
 ) -> list[float]:
     """Seconds of each step but the first ones, in which prompts are computed and grammars are late."""
     grammar = LLMatcher.grammar_from_json_schema(
-        _SCHEMA, overrides={"whitespace_pattern": r"[\x20\x0A]{1,8}"}
+        SCHEMA, overrides={"whitespace_pattern": r"[\x20\x0A]{1,8}"}
     )
     prompt, size = 32, worker.limits.block_size
     blocks = -(-(prompt + tokens) // size)

@@ -4,6 +4,10 @@ A whole system with a tiny vision model and small caches, which are full before 
 kind. Each process is measured after `--from` requests and after `--until`, when all has been quiet for as long as the
 end of a request is remembered. It fails where one has grown.
 
+Workers come and go: a service starts one where more is to do at a time than before, and ends one whose client has left.
+A look waits until none is still starting. One that came between the looks is compared with the largest of its service
+at the first, and a service may have as many as there are requests at a time.
+
 Between the looks a row shows what requests with the longest stop strings take, four answers each: the largest resident
 memory of gateway and scheduler while they are served, beside the one before.
 
@@ -17,8 +21,9 @@ import os
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +41,7 @@ _LARGEST_BLOCK = 512  # bytes, of Python's own allocator
 _SHARE_ANSWERED = 0.5  # seven of ten requests are plain ones
 _QUIET_S = 13.0  # ends are remembered for ten seconds
 _SETTLE_S = 2.0
+_SETTLED_WITHIN_S = 60.0
 _NUDGES = 64  # requests after which what was remembered has been let go
 _ANSWER_S = 20.0
 _STOPS_REQUESTS, _STOPS_AT_A_TIME = 64, 8
@@ -77,30 +83,57 @@ def main(arguments: list[str]) -> int:
     if counts.get("plain 200", 0) < _SHARE_ANSWERED * told.until:
         print("too few requests were answered: what was measured is something else")
         return 1
-    return judge(before, after)
+    return judge(before, after, told.at_a_time)
 
 
-def judge(before: dict[str, Look], after: dict[str, Look]) -> int:
-    """Prints a line for each process. Returns 1 if one has grown, or is another process than before."""
-    failed = before.keys() != after.keys()
-    if failed:
-        print(f"processes have come or gone: {sorted(before.keys() ^ after.keys())}")
-    for name in sorted(before.keys() & after.keys()):
-        one, two = before[name], after[name]
+def judge(before: dict[str, Look], after: dict[str, Look], most_workers: int) -> int:
+    """Prints a line for each process. Returns 1 if one has grown, if a service is another process than before, or has
+    more than `most_workers`."""
+    missing = {name for name in before.keys() ^ after.keys() if not _is_worker(name)}
+    failed = bool(missing)
+    if missing:
+        print(f"services have come or gone: {sorted(missing)}")
+    for service, count in Counter(map(_service, filter(_is_worker, after))).items():
+        if count > most_workers:
+            failed = True
+            print(f"{service} has {count} workers, for {most_workers} requests at a time")
+    for name, two in sorted(after.items()):
+        one = before.get(name) or _largest_worker(before, name)
+        if one is None:
+            print(f"{name:<22}{two.rss_bytes / 1e6:>9.1f} MB   new")
+            continue
         bytes_ = two.rss_bytes - one.rss_bytes
         more = {kind: n - one.types.get(kind, 0) for kind, n in two.types.items()}
         grown = {kind: n for kind, n in more.items() if n > _MOST_OBJECTS}
-        is_judged = not name.startswith("redis")
+        is_judged = _service(name) != "redis"
         bad = is_judged and (_held(one, two) > _MOST_BYTES or bool(grown))
         failed |= bad
         print(
             f"{name:<22}{one.rss_bytes / 1e6:>9.1f} MB{bytes_ / 1e6:>+9.1f} MB"
             f"{(two.used_bytes - one.used_bytes) / 1e6:>+9.1f} MB used"
             f"{(two.malloc_bytes - one.malloc_bytes) / 1e6:>+8.2f} MB of C's"
-            f"{two.blocks - one.blocks:>+9} blocks   {'GROWN' if bad else ''}"
+            f"{two.blocks - one.blocks:>+9} blocks   {'' if name in before else 'new '}{'GROWN' if bad else ''}"
             + "".join(f"\n    {kind}: {n:+}" for kind, n in grown.items())
         )
     return int(failed)
+
+
+def _service(name: str) -> str:
+    return name.partition(" ")[0]
+
+
+def _is_worker(name: str) -> bool:
+    return " worker " in name
+
+
+def _largest_worker(looks: dict[str, Look], name: str) -> Look | None:
+    """What a worker that has come later is compared with; None for a service, or the first worker of one."""
+    others = (
+        look
+        for other, look in looks.items()
+        if _is_worker(other) and _service(other) == _service(name)
+    )
+    return max(others, key=lambda look: look.rss_bytes, default=None) if _is_worker(name) else None
 
 
 def _held(one: Look, two: Look) -> int:
@@ -150,19 +183,44 @@ async def _look(system: System, folder: Path, clients: Clients) -> dict[str, Loo
     """All processes, when what is remembered for a while has been forgotten."""
     await asyncio.sleep(_QUIET_S)
     await clients.run(_NUDGES, 1)
-    await asyncio.sleep(_SETTLE_S)
+    await _settled(system)
     found = {}
     for service, pids in system.pids().items():
         for pid in pids:
             process = psutil.Process(pid)
             for child in process.children(recursive=True):
-                found[f"{service} worker {child.pid}"] = _from_outside(child)
+                with suppress(psutil.NoSuchProcess):
+                    found[f"{service} worker {child.pid}"] = _from_outside(child)
             is_ours = service != "redis"
             found[f"{service} {pid}"] = (
                 await _ask(folder, pid) if is_ours else _from_outside(process)
             )
     launcher = psutil.Process(system.pid)
     found[f"launcher {system.pid}"] = _from_outside(launcher)
+    return found
+
+
+async def _settled(system: System) -> None:
+    """Waits until no worker comes, goes or computes: one that is needed late is still importing on a busy machine."""
+    before = None
+    until = time.monotonic() + _SETTLED_WITHIN_S
+    while time.monotonic() < until:
+        await asyncio.sleep(_SETTLE_S)
+        now = _processor_times(system)
+        if now == before:
+            return
+        before = now
+
+
+def _processor_times(system: System) -> dict[int, float]:
+    """Seconds that each worker has computed, by its process id."""
+    found = {}
+    for pids in system.pids().values():
+        for pid in pids:
+            for child in psutil.Process(pid).children(recursive=True):
+                with suppress(psutil.NoSuchProcess):
+                    times = child.cpu_times()
+                    found[child.pid] = times.user + times.system
     return found
 
 

@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass
@@ -32,8 +33,8 @@ class Stream:
         return gaps
 
 
-async def ask(port: int, model: str, prompt: list[int], count: int) -> Stream:
-    """One streamed completion of token ids, greedy, of exactly `count` tokens."""
+async def ask(port: int, model: str, prompt: list[int], count: int, **more: Any) -> Stream:
+    """One streamed completion of token ids, greedy, of exactly `count` tokens; `more` are fields of its body."""
     body = json.dumps(
         {
             "model": model,
@@ -43,10 +44,11 @@ async def ask(port: int, model: str, prompt: list[int], count: int) -> Stream:
             "ignore_eos": True,
             "stream": True,
             "return_token_ids": True,
+            **more,
         }
     ).encode()
     head = (
-        "POST /v1/completions HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n"
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     ).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)

@@ -128,4 +128,5 @@ def hello(decoder_id: str, loaded: Loaded) -> Hello:
         numerics=loaded.numerics,
         encoder_blocks=limits.num_encoder_blocks,
         adapters=loaded.adapters,
+        max_adapters=loaded.worker.adapters.places,
     )

@@ -105,11 +105,13 @@ class DecoderServicer(decoder_pb2_grpc.DecoderServiceServicer):
             older, self._session = self._session, session
             if older is not None:
                 older.end(Superseded("NEWER_LEASE", f"lease {opening.lease} took over"))
-            sealed_blocks, sealed_hashes = await self._executor.run(self._start_over)
+            kept = await self._executor.run(self._start_over)
         log.info("scheduler bound", scheduler=opening.scheduler_id, lease=opening.lease)
         hello = Hello()
         hello.CopyFrom(self._hello)
-        hello.sealed_blocks, hello.sealed_hashes = sealed_blocks, sealed_hashes
+        (hello.sealed_blocks, hello.sealed_hashes), loaded = kept
+        hello.adapters.extend(loaded)
+        hello.loaded_adapters.extend(loaded)
         return session, hello
 
     def _unbind(self, session: Session) -> None:
@@ -120,9 +122,10 @@ class DecoderServicer(decoder_pb2_grpc.DecoderServiceServicer):
             self._executor.submit(self._worker.reset)
             log.info("scheduler unbound", lease=session.lease)
 
-    def _start_over(self) -> tuple[bytes, bytes]:
+    def _start_over(self) -> tuple[tuple[bytes, bytes], list[str]]:
+        """Sealed blocks and their hashes, and the adapters that plans have loaded."""
         self._worker.reset()
-        return self._worker.sealed.list()
+        return self._worker.sealed.list(), self._worker.adapters.loaded
 
 
 async def _read_open(requests: Any) -> Open:

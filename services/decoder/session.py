@@ -28,7 +28,7 @@ _SILENCE_S = 2.0
 
 
 class Session:
-    """Lives as long as its stream. Everything but `_run` and `_collect` is called on the event loop."""
+    """Lives as long as its stream. Everything but `_run`, `_collect` and `_report_soon` is called on the event loop."""
 
     def __init__(
         self, lease: int, worker: Worker, executor: Executor, collector: Executor | None = None
@@ -46,7 +46,8 @@ class Session:
         self._last_step = 0
         self._unanswered = 0
         self._heard = self._loop.time()
-        worker.embeddings.listen(self._report_artifacts)
+        worker.embeddings.listen(self._report)
+        worker.adapters.listen(self._report_soon)
 
     def end(self, error: ServingError) -> None:
         """Ends the stream with an error; plans that have not begun are not run."""
@@ -153,14 +154,21 @@ class Session:
         self._unanswered -= 1
         self._outbox.put_nowait(StepsResponse(result=result))
 
-    def _report_artifacts(self) -> None:
-        """Says at once what became of artifacts: the scheduler may have no step to run until it hears."""
+    def _report(self) -> None:
+        """Says at once what became of artifacts and adapters: the scheduler may have no step to run until it hears."""
         if self._ended:
             return
         ready, lost = self._worker.embeddings.report()
-        if ready or lost:
-            news = StepResult(lease=self.lease, artifacts_ready=ready, artifacts_lost=lost)
+        adapters = self._worker.adapters.report()
+        if ready or lost or adapters:
+            news = StepResult(
+                lease=self.lease, artifacts_ready=ready, artifacts_lost=lost, adapters=adapters
+            )
             self._outbox.put_nowait(StepsResponse(result=news))
+
+    def _report_soon(self) -> None:
+        """On any thread."""
+        self._loop.call_soon_threadsafe(self._report)
 
     def _beat(self) -> None:
         self._outbox.put_nowait(StepsResponse(heartbeat=Heartbeat(draining=self.draining)))

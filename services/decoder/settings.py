@@ -27,6 +27,13 @@ class DecoderOptions(ComputeSettings, LoraSettings, ModelLengthSettings, Profile
         description="Tokens that one decoder computes in a step, a seventeenth less while others generate; 272 on the"
         " CPU, 2176 on cuda and npu unless given.",
     )
+    max_loras: int = Field(
+        8,
+        ge=1,
+        le=1024,
+        description="With --allowed-adapter-dir: how many of the adapters below it a decoder has at a time, in memory"
+        " that is set aside for them. It reads others when requests need them, in the place of those used longest ago.",
+    )
     tensor_parallel_size: int = Field(
         1,
         ge=1,
@@ -76,7 +83,13 @@ class DecoderOptions(ComputeSettings, LoraSettings, ModelLengthSettings, Profile
         description="Bytes of an NPU's memory that each decoder leaves to workspaces of operators, graphs and"
         " communication; unless given 3 percent of all, 1 GiB at least.",
     )
-
+    npu_forms: str = Field(
+        "",
+        description="Forms in which an NPU's operators are called, separated by commas: one that is named (TND, TND+1,"
+        " BSND, NZ, NZ-host of attention; reshape_and_cache, scatter_pa, index_put of writing keys; reference) is taken"
+        " untried, one with a minus sign in front never. Unless given each is tried at the first start, in a process of"
+        " its own, and the first that gives what the reference gives is taken.",
+    )
     graphs: Literal["off", "on", "auto"] = Field(
         "off",
         description="Steps that only generate are captured as graphs at the start and replayed, in place of a call for"

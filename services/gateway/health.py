@@ -39,6 +39,11 @@ class Health:
         """Not ready from now on."""
         self._draining = True
 
+    @property
+    def is_draining(self) -> bool:
+        """Whether it is about to end."""
+        return self._draining
+
     def missing(self) -> list[str]:
         """What keeps it from being ready, in words; empty if it is ready."""
         reasons = ["shutting down"] if self._draining else []

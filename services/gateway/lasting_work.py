@@ -19,6 +19,7 @@ class LastingWork:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._background: list[Background] = []
+        self._at_end: list[Callable[[], Awaitable[None]]] = []
 
     async def __aenter__(self) -> Self:
         return self
@@ -26,6 +27,8 @@ class LastingWork:
     async def __aexit__(self, *_: object) -> None:
         await supervise.end(*self._background)
         await tasks.end(*self._tasks)
+        for body in self._at_end:
+            await body()
 
     def begin(self, work: Coroutine[Any, Any, Any]) -> None:
         """Runs it once. What it raises is logged."""
@@ -36,6 +39,10 @@ class LastingWork:
     def keep_up(self, name: str, body: Callable[[], Awaitable[None]]) -> None:
         """Runs it for as long as the gateway, again where it fails. `name` names it in logs."""
         self._background.append(Background(name, body))
+
+    def at_end(self, body: Callable[[], Awaitable[None]]) -> None:
+        """Runs it when all that was left has ended."""
+        self._at_end.append(body)
 
     def _done(self, task: "asyncio.Task[Any]") -> None:
         self._tasks.discard(task)

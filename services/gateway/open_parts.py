@@ -15,7 +15,9 @@ from services.gateway.admission.request_options import Timeouts
 from services.gateway.admission.resume import Resumption
 from services.gateway.admission.tenant_weights import TenantWeights, read_weights
 from services.gateway.api.generating import Generating
+from services.gateway.api.grpc_calls import GrpcCalls
 from services.gateway.api.grpc_generating import GrpcGenerating
+from services.gateway.api.grpc_pooling import GrpcPooling
 from services.gateway.api.parts import Api, FileLimits, Parts
 from services.gateway.api.pooling import Pooling
 from services.gateway.api.reply_forms import ReplyForms
@@ -26,6 +28,7 @@ from services.gateway.health import Health
 from services.gateway.http.exchange import BodyLimits
 from services.gateway.http.inner_calls import InnerCalls
 from services.gateway.lasting_work import LastingWork
+from services.gateway.model.adapter_loading import AdapterLimits, AdapterLoading
 from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.structured.grammars import Grammars
 from services.gateway.settings import GatewaySettings
@@ -37,6 +40,7 @@ from services.gateway.timings import Timings
 from shared.errors import Precondition
 from shared.lora.modules import open_modules
 from shared.queue import Queue, TokenChannel
+from shared.queue.adapters import AdapterDirectory, AdapterRegistry
 from shared.queue.batch_store import BatchStore
 from shared.queue.file_store import FileStore
 from shared.queue.keys import Keys
@@ -54,9 +58,8 @@ def message_limit(settings: GatewaySettings) -> int:
 
 def load_model(settings: GatewaySettings) -> ServedModel:
     """The model; takes a second or more. Raises NotFound, InvalidRequest or Precondition, naming the file."""
-    adapters = open_modules(settings.lora_modules, settings.model_name, settings.max_lora_rank)
-    for adapter in adapters.values():
-        _ = adapter.lora_id  # reads its file, which no request is to wait for
+    opened = open_modules(settings.lora_modules, settings.model_name, settings.max_lora_rank)
+    adapters = {name: adapter.lora_id for name, adapter in opened.items()}  # reads their files
     model = ServedModel.load(
         settings.model,
         settings.model_name,
@@ -72,10 +75,10 @@ def load_model(settings: GatewaySettings) -> ServedModel:
         task=settings.task,
         pooling=settings.pooling,
     )
-    if adapters and model.pooled is not None:
+    if (adapters or settings.allowed_adapter_dir) and model.pooled is not None:
         raise Precondition(
             "UNSUPPORTED_ADAPTER",
-            "--lora-modules: a model served for vectors or scores takes no adapters",
+            "--lora-modules, --allowed-adapter-dir: a model served for vectors or scores takes no adapters",
         )
     return model
 
@@ -105,6 +108,13 @@ async def open_parts(
         await stack.enter_async_context(TenantWeights(queue, weights))
         pool = PreprocessPool(directories["preprocess"], message_limit(settings), timings)
         stack.push_async_callback(pool.close)
+        registry = AdapterRegistry(redis, keys)
+        adapters = await stack.enter_async_context(
+            AdapterDirectory(registry, instance_id, lambda found: model.adapters.serve(found.names))
+        )
+        adapter_limits = AdapterLimits(
+            settings.allowed_adapter_dir, settings.max_lora_rank, timings.adapters_s
+        )
         metrics = Metrics(model.name, model.max_model_len)
         reporter = await stack.enter_async_context(Reporter(queue, metrics.load, instance_id))
         cancels = Cancels(queue)
@@ -141,6 +151,8 @@ async def open_parts(
             settings.queue_timeout, settings.first_token_timeout, settings.request_timeout
         )
         generating = Generating(model, admission, metrics, body_limits, answer_limits, timeouts)
+        pooling = Pooling(generating, admission, metrics, body_limits, answer_limits, slices)
+        calls = GrpcCalls(model, metrics, api_keys, timeouts)
         yield Parts(
             model=model,
             reply_forms=reply_forms,
@@ -158,6 +170,7 @@ async def open_parts(
             held_requests=held_requests,
             resumption=resumption,
             admission=admission,
+            adapters=AdapterLoading(model, registry, adapters, adapter_limits),
             responses=responses,
             files=FileStore(redis, keys, settings.file_store_bytes),
             file_limits=FileLimits(
@@ -169,10 +182,9 @@ async def open_parts(
             work=await stack.enter_async_context(LastingWork()),
             inner_calls=InnerCalls(keys.tag),
             generating=generating,
-            pooling=Pooling(generating, admission, metrics, body_limits, answer_limits, slices),
-            grpc_generating=GrpcGenerating(
-                model, admission, metrics, api_keys, answer_limits, timeouts
-            ),
+            pooling=pooling,
+            grpc_generating=GrpcGenerating(model, admission, answer_limits, calls),
+            grpc_pooling=GrpcPooling(calls, pooling, answer_limits),
         )
 
 

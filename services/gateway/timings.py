@@ -21,6 +21,8 @@ class Timings:
     silence_s: float = 10.0
     # Between two looks for responses that have ended and that nobody has asked for.
     sweep_s: float = 30.0
+    # For decoders and other gateways, until an adapter is loaded or unloaded.
+    adapters_s: float = 60.0
     # Of a gateway's lease on a batch; it is renewed, and others are looked for, every fifth of that.
     batch_lease_s: float = 6.0
 

@@ -9,6 +9,7 @@ from functools import partial
 import structlog
 
 from services.scheduler.core.plan import StepPlan, StepProgress
+from services.scheduler.decoders.adapter_loads import AdapterLoads
 from services.scheduler.decoders.crash_suspects import CrashSuspects
 from services.scheduler.decoders.fleet import Fleet
 from services.scheduler.decoders.link import DecoderLink, LinkEnd, LinkOptions
@@ -49,6 +50,7 @@ class Dispatcher:
         decoders: Directory,
         encoders: Encoders,
         media_store: MediaStore,
+        adapters: AdapterLoads,
         table: TokenBytes,
         scheduler_id: str,
         *,
@@ -59,6 +61,7 @@ class Dispatcher:
         self._control = control
         self._encoders = encoders
         self._media_store = media_store
+        self._adapters = adapters
         self._table = table
         self._scheduler_id = scheduler_id
         self._link_options = link_options
@@ -89,7 +92,7 @@ class Dispatcher:
             decoders,
             scheduler_id,
             open_link=self._open_link,
-            on_bound=lambda _: self._wake.set(),
+            on_bound=self._on_bound,
             on_lost=self._on_lost,
         )
         self._relocation = Relocation(self._tracker, self._fleet, self._returns)
@@ -105,6 +108,7 @@ class Dispatcher:
                 group.create_task(self._returns.run())
                 group.create_task(self._relocation.run())
                 group.create_task(self._fleet.run())
+                group.create_task(self._adapters.run(self._fleet.links.values()))
                 group.create_task(self._follow_control())
                 group.create_task(self._take())
                 group.create_task(self._sweep())
@@ -145,6 +149,10 @@ class Dispatcher:
             decoders=[link.load() for link in self._fleet.links.values()],
         )
 
+    def contents(self) -> Collection[str]:
+        """Of the decoders that it has: the digests of their weights in hex."""
+        return {link.content for link in self._fleet.links.values()}
+
     def tokens_per_s(self) -> float | None:
         """Tokens committed a second since the last call, or None while idle or too soon to say."""
         now = asyncio.get_running_loop().time()
@@ -174,6 +182,8 @@ class Dispatcher:
                 continue
             self._intake.note(taken or ())
             if taken:
+                lora_ids = [one.spec.lora_id for one in taken]
+                await self._adapters.know(lora_ids, self._fleet.links.values())
                 self._start(taken)
                 self._wake.set()
 
@@ -182,7 +192,9 @@ class Dispatcher:
         touched = []
         for one in taken:
             try:
-                request = Request(one, self._table, self._encoders.numerics_for(one))
+                numerics = self._encoders.numerics_for(one)
+                folder = self._adapters.folder_of(one.spec.lora_id)
+                request = Request(one, self._table, numerics, folder)
                 first = request.sequences[0]
             except (ValueError, IndexError, InvalidRequest) as error:
                 called = names(one.spec.request_id, one.spec.client_request_id)
@@ -285,7 +297,12 @@ class Dispatcher:
             options=self._link_options,
             on_step=self._on_step,
             on_returned=self._returns.put,
+            on_adapter=self._adapters.note,
         )
+
+    def _on_bound(self, link: DecoderLink) -> None:
+        self._adapters.bound(link)
+        self._wake.set()
 
     def _on_lost(self, link: DecoderLink) -> None:
         """What a lost decoder ran goes back to the head of the queue, with everything that it generated logged."""

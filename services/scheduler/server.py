@@ -10,6 +10,7 @@ import structlog
 from services.scheduler.core.planner import PreemptionMode
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import POLICIES
+from services.scheduler.decoders.adapter_loads import AdapterLoads
 from services.scheduler.decoders.link import LinkOptions
 from services.scheduler.dispatcher import Dispatcher
 from services.scheduler.encoders import Encoders
@@ -22,6 +23,7 @@ from shared.errors import InvalidRequest
 from shared.net import tasks
 from shared.net.rpc.server import RpcServer
 from shared.queue import ControlChannel, Lifetimes, Queue, connect
+from shared.queue.adapters import AdapterDirectory, AdapterRegistry
 from shared.queue.keys import Keys, new_instance_id
 from shared.queue.media_store import MediaStore
 from shared.queue.registry import Announcement, Directory
@@ -69,12 +71,15 @@ async def serve(
         table = _read_table(settings.model / "tokenizer.json")
         decoders = Directory(redis, keys, "decoder")
         encoders = Directory(redis, keys, "vision_encoder")
+        registry = AdapterRegistry(redis, keys)
+        adapters = AdapterDirectory(registry)
         dispatcher = Dispatcher(
             queue,
             ControlChannel(redis, keys),
             decoders,
             Encoders(encoders),
             MediaStore(redis),
+            AdapterLoads(registry, adapters),
             table,
             scheduler_id,
             link_options=LinkOptions(
@@ -88,12 +93,18 @@ async def serve(
             kept_s=kept_s,
         )
         ownership = Ownership(
-            queue, scheduler_id, dispatcher.load, dispatcher.tokens_per_s, dispatcher.note_others
+            queue,
+            scheduler_id,
+            dispatcher.load,
+            dispatcher.tokens_per_s,
+            dispatcher.note_others,
+            dispatcher.contents,
         )
         settle()
         await ownership.register()
         await stack.enter_async_context(decoders)
         await stack.enter_async_context(encoders)
+        await stack.enter_async_context(adapters)
         await stack.enter_async_context(
             Announcement(redis, keys, "scheduler", scheduler_id, server.address)
         )

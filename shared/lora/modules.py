@@ -6,7 +6,7 @@ from pathlib import Path
 from shared.errors import InvalidRequest
 from shared.lora.adapter import LoraAdapter
 
-_LONGEST_NAME = 256
+LONGEST_NAME = 256
 _FLAG = "--lora-modules"
 
 
@@ -17,12 +17,17 @@ def parse_modules(text: str) -> dict[str, Path]:
         name, separator, folder = (piece.strip() for piece in part.partition("="))
         if not (separator and name and folder):
             raise _bad(f"{part!r} is not name=folder")
-        if len(name) > _LONGEST_NAME or not name.isprintable():
-            raise _bad(f"a name has at most {_LONGEST_NAME} characters, all of them printable")
+        if not is_name(name):
+            raise _bad(f"a name has at most {LONGEST_NAME} characters, all of them printable")
         if name in found:
             raise _bad(f"{name!r} names two adapters")
         found[name] = Path(folder)
     return found
+
+
+def is_name(name: str) -> bool:
+    """Whether an adapter may have this name."""
+    return 1 <= len(name) <= LONGEST_NAME and name.isprintable()
 
 
 def open_modules(text: str, served_name: str, max_rank: int) -> Mapping[str, LoraAdapter]:

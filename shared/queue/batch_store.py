@@ -147,6 +147,10 @@ class BatchStore(StoredVerbs):
         texts = [str(word, "ascii") for word in flat]
         return Led(int(size), dict(zip(texts[::2], texts[1::2], strict=True)))
 
+    async def release(self, gateway: str, led: Sequence[str]) -> None:
+        """Gives up the leases of a gateway that ends: others need not wait until they run out."""
+        await self._scripts.call("batch_release", gateway, *led)
+
     async def note(
         self, batch_id: str, gateway: str, status: str, **fields: str | bytes | int
     ) -> bool:

@@ -7,7 +7,9 @@
                                           others waited), turn_since_ms (the last one's, if it left others waiting),
                                           floor:<prio> (virtual time of the tenant served last), checked_ms and
                                           up_since_ms (since when Redis has been up without a break), content and
-                                          content_ms (of the decoder that was loaded last: it gets the new requests)
+                                          content_ms (of the decoder that was loaded last of those that are bound: it
+                                          gets the new requests), adapters_version (how often names of adapters have
+                                          changed)
     t:{m}:recovery                str     PX 3000 after a new Redis run_id was seen: no take, no fence while it exists
     t:{m}:live                    hash    rid -> cost in tokens, for every request reserved, waiting or running
     t:{m}:begun                   set     rids of them that have a first token
@@ -23,6 +25,7 @@
     t:{m}:turns                   hash    tenant -> requests taken of it since the last late one, while such wait
     t:{m}:scheds                  zset    sid -> lease deadline (ms)
     t:{m}:load                    hash    sid -> GetLoadResponse, refreshed with the lease
+    t:{m}:served                  hash    sid -> contents of the decoders that it has bound, refreshed with the lease
     t:{m}:own:<sid>               set     rids it owns
     t:{m}:instances:<service>     zset    instance id -> deadline (ms)
     t:{m}:addresses:<service>     hash    instance id -> gRPC address
@@ -33,6 +36,10 @@
     t:{m}:parts                   hash    service -> ServedPart as JSON, of the instance that announced itself last
     t:{m}:reporter                str     PX: the gateway whose metrics page shows the metrics of the whole system
     t:{m}:engines                 hash    did -> the decoder's number there
+    t:{m}:adapters                hash    name -> digest of the LoRA adapter that it serves, and the version since which
+    t:{m}:adapters:folders        hash    digest -> version and folder, also of adapters that have no name any more
+    t:{m}:adapters:served         hash    gateway -> the version (`adapters_version`) by which it serves
+    t:{m}:adapter:<digest>        hash    did -> why it could not load the adapter, empty where it has it
     t:{m}:leases                  hash    did -> the number of the last lease
     t:{m}:bound                   hash    did -> sid: which scheduler a decoder is bound to
     t:{m}:r:<rid>                 hash    spec, head, state queued|running|ended, owner, own_at, cancel, arrived_ms,

@@ -41,7 +41,7 @@ class Member:
     )
 
 
-class _Loop(ABC):
+class RegistryLoop(ABC):
     """A background task that repeats one step every half second or sooner, also after failures of Redis."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ class _Loop(ABC):
                 away = True
 
 
-class Announcement(_Loop):
+class Announcement(RegistryLoop):
     """Keeps one process in the registry while it is entered, and takes it out at the end."""
 
     def __init__(
@@ -130,7 +130,7 @@ class Announcement(_Loop):
         await self.withdraw()
 
 
-class Directory(_Loop):
+class Directory(RegistryLoop):
     """The live members of one service, refreshed every half second; more often in the first 20 s while there are
     none.
 

@@ -1,6 +1,6 @@
 """The queue's verbs for schedulers: leases, ownership, the writing of the log."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -32,8 +32,10 @@ class SchedulerVerbs(Verbs):
         *,
         register: bool,
         tokens_per_s: float | None,
+        contents: Collection[str] = (),
     ) -> Renewal | None:
-        """Renews the lease. None means that others have fenced this scheduler off: stop at once.
+        """Renews the lease. `contents`: of the decoders that it has bound (`Hello.content` in hex): the newest of all
+        schedulers' gets the new requests. None means that others have fenced this scheduler off: stop at once.
 
         While Redis recovers, a scheduler that it has lost comes back by this.
         """
@@ -44,6 +46,7 @@ class SchedulerVerbs(Verbs):
             int(register),
             load.SerializeToString(),
             "" if tokens_per_s is None else f"{tokens_per_s:.1f}",
+            " ".join(sorted(contents)),
         )
         if answer[0] == b"GONE":
             return None
@@ -55,7 +58,7 @@ class SchedulerVerbs(Verbs):
         fenced off; empty also while Redis recovers.
 
         A request that has begun is taken for its content alone; new ones for that of the decoder that was loaded last,
-        wherever it is bound. The first of the places gets them as long as that is not known.
+        of those that are bound anywhere. The first of the places gets them as long as that is not known.
         """
         words = [word for p in places for word in (p.content, p.max_requests, p.max_tokens)]
         late_after_ms = self._lifetimes.late_after_ms

@@ -12,7 +12,18 @@ if IS_SIMULATED:
     import torch
     import torch_npu
 
+    from services.decoder.devices.npu import trials
     from tests.ascend.simulator import counters, faults, runtime
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _forms_are_tried_in_this_process() -> Iterator[None]:
+    """Processes of their own would take most of the time here; those that tests start have them
+    (`decoder/test_trials.py`)."""
+    with pytest.MonkeyPatch.context() as patched:
+        if IS_SIMULATED:
+            patched.setattr(trials, "apart_or_here", trials.here)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -27,7 +27,7 @@ from tests.reference_models import deepseek_vl2
 from tests.support.checkpoints import GENERIC, make_checkpoint
 from tests.support.released_folders import edited
 
-BY_DEFAULT = ("ovis2", "ernie4_5_vl_moe", "blip2", "fuyu")
+BY_DEFAULT = ("ovis2", "blip2")
 # With a prompt rule, and all but BLIP-2 with an encoder, of their own: their decoders run by the code of transformers.
 RULES = ("blip2", "fuyu", "llava", "llava_next", "qwen2_vl", "qwen2_5_vl")
 # What each does beside the generic parts, and how far a prompt is off without that.

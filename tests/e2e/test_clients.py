@@ -65,7 +65,7 @@ def ask(client: OpenAI, number: int = 0, count: int = 16, **more: Any) -> str:
 
 def metric(system: System, name: str, absent: float | None = None) -> float:
     """A value on the page of metrics, summed over its other labels: each decoder has its own."""
-    with urllib.request.urlopen(f"{system.url}/metrics", timeout=30) as page:
+    with urllib.request.urlopen(f"{system.url}/metrics", timeout=60) as page:
         found = [
             float(line.rsplit(" ", 1)[1])
             for line in page.read().decode().splitlines()
@@ -140,7 +140,7 @@ def test_sixty_four_streams_at_once(system: System) -> None:
 
 
 def test_both_decoders_take_work(system: System) -> None:
-    loads = urllib.request.urlopen(f"{system.url}/health/ready", timeout=30).status
+    loads = urllib.request.urlopen(f"{system.url}/health/ready", timeout=60).status
     assert loads == 200
     log = system.log
     assert log.count("decoder bound") >= 2

@@ -48,7 +48,7 @@ def ask(system: System) -> None:
 
 
 def wait_for_totals(system: System, count: int) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while any(len(profiles_of(system, service)) < count for service in SERVICES):
         assert time.monotonic() < deadline, system.log
         time.sleep(0.05)

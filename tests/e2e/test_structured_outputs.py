@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import pytest
 from jsonschema import Draft202012Validator
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
 from pydantic import BaseModel, Field
 
 from services.launcher.redis.embedded_redis import EmbeddedRedis
@@ -124,3 +124,24 @@ def test_completions_follow_schemas_and_other_forms(client: OpenAI) -> None:
         ).choices
         assert choice.finish_reason == "stop"
         assert re.fullmatch(expected, choice.text)
+
+
+def test_what_a_decoder_finds_names_the_clients_field(client: OpenAI) -> None:
+    # The one token that is allowed is in none of these forms.
+    bodies: list[dict[str, Any]] = [
+        {"guided_regex": "[0-9]{4}"},
+        {"structured_outputs": {"regex": "[0-9]{4}"}},
+        {"response_format": FORMAT},
+    ]
+    for body, field in zip(
+        bodies,
+        ("guided_regex", "structured_outputs.regex", "response_format.json_schema.schema"),
+        strict=True,
+    ):
+        with pytest.raises(BadRequestError) as caught:
+            client.completions.create(
+                model=MODEL, prompt="a", extra_body={"allowed_token_ids": [0], **body}
+            )
+        error: Any = caught.value
+        assert (error.code, error.param) == ("no_token_left", field)
+        assert error.body["message"].startswith(f"{field}: ")

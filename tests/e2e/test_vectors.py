@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,8 @@ from transformers import (
     Qwen3ForSequenceClassification,
 )
 
+from tessera.gateway.v1.vectors_pb2 import PoolInput, PoolRequest, RerankRequest
+from tessera.gateway.v1.vectors_pb2_grpc import VectorServiceStub
 from tests.support.checkpoints import load_reference, make_checkpoint, reference_inputs
 from tests.support.checkpoints.options import CheckpointOptions, randomise, text_config, tokenizer
 from tests.support.pictures import data_url, png
@@ -107,6 +110,18 @@ def test_vectors_of_texts_are_the_means_of_hidden_states(tmp_path: Path, redis_u
         assert [one["index"] for one in ranked] == sorted(alike, key=lambda index: -alike[index])
         for one in ranked:
             assert one["relevance_score"] == pytest.approx(alike[one["index"]], abs=1e-5)
+        with grpc.insecure_channel(system.grpc_address) as channel:
+            stub = VectorServiceStub(channel)
+            inputs = [PoolInput(text=text) for text in TEXTS]
+            *vectors, usage = stub.Pool(PoolRequest(input=inputs), timeout=60)
+            ranking = stub.Rerank(RerankRequest(query=QUERY, documents=TEXTS), timeout=60)
+        assert [list(one.vector.values) for one in vectors] == [
+            item.embedding for item in replies[1].data
+        ]
+        assert usage.usage.prompt_tokens == sum(counts)
+        assert [(one.index, one.relevance_score) for one in ranking.results] == [
+            (one["index"], one["relevance_score"]) for one in ranked
+        ]
         with pytest.raises(BadRequestError, match="gives vectors of texts"):
             client.completions.create(model="tiny", prompt="a")
 

@@ -13,16 +13,16 @@ from inference import inference_pb2
 from services.launcher.state.folders import Folders
 from tessera.artifact.v1 import artifact_pb2
 from tessera.decoder.v1 import decoder_pb2
-from tessera.gateway.v1 import chat_pb2
+from tessera.gateway.v1 import chat_pb2, vectors_pb2
 from tessera.preprocess.v1 import preprocess_pb2
 from tessera.scheduler.v1 import scheduler_pb2
 from tessera.vision_encoder.v1 import vision_encoder_pb2
-from tests.fuzz.bodies import MODEL
 from tests.fuzz.grpc_target import GrpcTarget
 from tests.fuzz.health import Health
 from tests.fuzz.reference import Reference
 from tests.fuzz.rest_target import RestTarget
 from tests.fuzz.run import Found, Run, Target
+from tests.fuzz.values import MODEL
 from tests.support.checkpoints import make_checkpoint
 from tests.support.processes.system import System
 
@@ -35,6 +35,8 @@ _INTERNAL: dict[str, list[FileDescriptor]] = {
     "vision_encoder": [vision_encoder_pb2.DESCRIPTOR, artifact_pb2.DESCRIPTOR],
 }
 
+_PUBLIC = (chat_pb2.DESCRIPTOR, vectors_pb2.DESCRIPTOR, inference_pb2.DESCRIPTOR)
+
 
 def main() -> int:
     """Returns 0 if nothing broke, else 1."""
@@ -43,6 +45,7 @@ def main() -> int:
         checkpoint = make_checkpoint(Path(folder) / MODEL, "qwen2_vl")
         flags = ["--max-model-len", "256", "--max-choices", "4", "--dtype", "float32"]
         flags += ["--tool-call-parser", "hermes", "--reasoning-parser", "think"]
+        flags += ["--allowed-adapter-dir", folder]
         with System(checkpoint, *flags) as system:
             found = asyncio.run(_fuzz(system, settings))
     return 1 if found.broken else 0
@@ -85,9 +88,7 @@ async def _fuzz(system: System, settings: argparse.Namespace) -> Found:
 def _targets(system: System) -> Sequence[Target]:
     targets: list[Target] = [
         RestTarget("127.0.0.1", system.port),
-        GrpcTarget(
-            "grpc", system.grpc_address, _services([chat_pb2.DESCRIPTOR, inference_pb2.DESCRIPTOR])
-        ),
+        GrpcTarget("grpc", system.grpc_address, _services(_PUBLIC)),
     ]
     for socket in sorted(Folders(system.folder / "state").sockets.glob("*.sock")):
         files = _INTERNAL.get(socket.stem.rstrip("-0123456789").replace("-", "_"))

@@ -23,7 +23,7 @@ from services.gateway.api.openai import pooled_schema as pooled
 from services.gateway.api.openai import schema as openai
 from services.gateway.api.responses.schema import ResponseBody
 from services.gateway.api.tgi.schema import GenerateRequest as TgiRequest
-from services.gateway.api.vllm.schema import GenerateRequest as VllmRequest
+from services.gateway.api.vllm import schema as vllm
 
 Kind = type[msgspec.Struct]
 
@@ -34,6 +34,8 @@ _KINDS: Mapping[str, Sequence[Kind]] = {
     "/v1/responses": (ResponseBody,),
     "/v1/messages": (MessagesBody,),
     "/v1/batches": (BatchRequest,),
+    "/v1/load_lora_adapter": (vllm.LoadAdapterRequest,),
+    "/v1/unload_lora_adapter": (vllm.UnloadAdapterRequest,),
     "/v1/tokenizer": (mindie.TokenizeRequest,),
     "/v1/tokenize": (openai.TokenizeRequest,),
     "/tokenize": (openai.TokenizeRequest,),
@@ -51,7 +53,7 @@ _KINDS: Mapping[str, Sequence[Kind]] = {
     "/api/": (ChatBody, GenerateBody, ShowBody),
     "/v2/": (kserve.GenerateRequest, kserve.InferRequest, mindie.StopRequest),
     "/infer": (mindie.InferRequest,),
-    "/generate": (TgiRequest, VllmRequest),
+    "/generate": (TgiRequest, vllm.GenerateRequest),
     "/": (TgiRequest,),
 }
 

@@ -131,3 +131,12 @@ _KEYWORDS: Mapping[str, Callable[[random.Random, int], Any]] = {
     "required": lambda draw, _: draw.choice([["a"], ["z"], "a", [1]]),
     "x-guidance": lambda draw, _: {"whitespace_pattern": "("},
 }  # fmt: skip
+
+
+# By the names that requests give them.
+MAKERS: Mapping[str, Callable[[random.Random], Any]] = {
+    "json": schema,
+    "regex": expression,
+    "grammar": grammar,
+    "structural_tag": tag,
+}

@@ -8,7 +8,8 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from tests.fuzz import bodies, forms, values
+from tests.fuzz import forms, values
+from tests.fuzz.right.pictures import picture_file
 
 _INTEGERS = [0, 1, -1, 2, 7, 100, 2**31 - 1, -(2**31), 2**63 - 1, -(2**63), 2**32 - 1, 2**64 - 1]
 _FLOATS = [0.0, -1.0, 0.5, 1.0, 2.0, float("nan"), float("inf"), -float("inf"), 1e308, 1e-320]
@@ -84,14 +85,14 @@ def _scalar(draw: random.Random, field: FieldDescriptor) -> Any:
 def _string(draw: random.Random, field: FieldDescriptor) -> str | bytes:
     if field.type == FieldDescriptor.TYPE_BYTES:
         return (
-            bodies.picture_file(draw)
+            picture_file(draw)
             if draw.random() < 0.5
             else draw.randbytes(draw.choice([0, 3, 16, 4096]))
         )
     if "url" in field.name:
         text = values.url(draw)
     elif field.name == "model":
-        text = draw.choice(["", bodies.MODEL, values.text(draw)])
+        text = draw.choice(["", values.MODEL, values.text(draw)])
     elif field.name.endswith("_json") or field.name in _OF_JSON:
         text = forms.json_text(draw)
     elif field.name in _FORMS:

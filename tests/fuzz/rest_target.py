@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tests.fuzz import bodies
+from tests.fuzz.right import other_servers, vectors
 from tests.fuzz.uploads import FORM_TYPE
 from tests.fuzz.verdict import Broken, ends_in_time
 
@@ -19,10 +20,11 @@ _ROUTES = [
     ("POST", "/v2/models/fuzzed/generate"), ("POST", "/v2/models/fuzzed/generate_stream"),
     ("POST", "/v2/models/fuzzed/infer"), ("POST", "/v2/models/fuzzed/stopInfer"),
     ("POST", "/api/chat"), ("POST", "/api/generate"), ("POST", "/api/show"),
-    *(("POST", route) for route in bodies.POOLED_ROUTES),
+    *(("POST", route) for route in vectors.ROUTES),
     ("POST", "/v1/responses"), ("POST", "/v1/responses"), ("POST", "/v1/responses/input_tokens"),
     ("POST", "/v1/messages"), ("POST", "/v1/messages"), ("POST", "/v1/messages/count_tokens"),
     ("POST", "/v1/files"), ("POST", "/v1/batches"),
+    ("POST", "/v1/load_lora_adapter"), ("POST", "/v1/unload_lora_adapter"),
 ]  # fmt: skip
 _OTHERS = [
     ("GET", "/"), ("GET", "/metrics"), ("GET", "/health/ready"), ("GET", "/v1/models"), ("GET", "/v1/models/a/b"),
@@ -67,7 +69,7 @@ def draw_request(draw: random.Random) -> Sent:
         return Sent(_head(draw, method, path, None), orderly=True)
     method, path = draw.choice(_ROUTES)
     if path.endswith("fuzzed/infer") and draw.random() < 0.4:
-        content, json_length = bodies.with_bytes(draw)
+        content, json_length = other_servers.with_bytes(draw)
         more = (f"Inference-Header-Content-Length: {json_length}",)
         return Sent(_head(draw, method, path, len(content), more) + content, orderly=True)
     content = bodies.body(draw, path)

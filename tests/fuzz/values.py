@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 Json = Any
+MODEL = "fuzzed"  # the one that is served
 
 _NUMBERS: list[float | int] = [
     0, -1, 1, 2, -0.0, 0.5, 1.5, 1e-320, 1e308, 1e400, -1e400, float("nan"),

@@ -9,6 +9,12 @@ from tokenizers import Tokenizer
 from services.gateway.apis import APIS
 from services.gateway.gateway import Gateway, open_gateway
 from services.gateway.timings import USUAL, Timings
+from tests.support.gateway.pooled_stages import (
+    classifies_of,
+    embeds_of,
+    numbers_of,
+    scores_of,
+)
 from tests.support.gateway.stage import (
     MODEL,
     PLAIN,
@@ -64,3 +70,27 @@ async def other(stage: Stage) -> AsyncIterator[Gateway]:
         async with plain_client(gateway.url) as client:
             await until_ready(client)
         yield gateway
+
+
+@pytest.fixture
+async def embeds(redis_url: str, tmp_path: Path, tokenizer: Tokenizer) -> AsyncIterator[Stage]:
+    """A server of vectors."""
+    async with embeds_of(redis_url, tmp_path / MODEL, tokenizer) as opened:
+        opened.scheduler.vector = numbers_of
+        yield opened
+
+
+@pytest.fixture
+async def classifies(redis_url: str, tmp_path: Path, tokenizer: Tokenizer) -> AsyncIterator[Stage]:
+    """A classifier of two labels."""
+    async with classifies_of(redis_url, tmp_path / MODEL, tokenizer) as opened:
+        opened.scheduler.vector = lambda spec: [1.0, 3.0]
+        yield opened
+
+
+@pytest.fixture
+async def scores(redis_url: str, tmp_path: Path, tokenizer: Tokenizer) -> AsyncIterator[Stage]:
+    """A classifier of one label."""
+    async with scores_of(redis_url, tmp_path / MODEL, tokenizer) as opened:
+        opened.scheduler.vector = lambda spec: [len(spec.prompt) / 64]
+        yield opened

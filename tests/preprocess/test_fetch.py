@@ -17,7 +17,14 @@ from services.preprocess.download.address_policy import is_public
 from services.preprocess.download.fetcher import FetchPolicy, MediaFetcher
 from shared.errors import InvalidRequest
 from shared.queue.media_store import media_digest
-from tests.support.preprocess.service import PreprocessMaker, file_of, image_at, picture, turn
+from tests.support.preprocess.service import (
+    PreprocessMaker,
+    RunningPreprocess,
+    file_of,
+    image_at,
+    picture,
+    turn,
+)
 
 PNG = file_of(picture(60, 60))
 
@@ -66,7 +73,7 @@ async def site() -> AsyncIterator[Site]:
 
 
 def private(**changes: object) -> FetchPolicy:
-    settings = {"timeout_s": 5.0, "allow_private": True, **changes}
+    settings = {"timeout_s": 60.0, "allow_private": True, **changes}
     return FetchPolicy(**settings)  # type: ignore[arg-type]
 
 
@@ -189,12 +196,12 @@ async def test_slow_lookups_do_not_delay_others(
 
     def resolve(host: str, *rest: object, **options: object) -> object:
         if host.endswith("slow.example"):
-            answered.wait(30)
+            answered.wait(300)
             raise socket.gaierror(socket.EAI_AGAIN, "no answer")
         return real(host, *rest, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    async with MediaFetcher(private(timeout_s=20.0)) as fetcher:
+    async with MediaFetcher(private()) as fetcher:
         slow = [
             asyncio.create_task(fetcher.fetch(f"http://{n}.slow.example/", 1)) for n in range(100)
         ]
@@ -367,13 +374,18 @@ async def test_the_service_fetches_by_its_policy(
     site: Site, clip_folder: Path, make_preprocess: PreprocessMaker
 ) -> None:
     url = f"http://127.0.0.1:{site.port}/a.png"
-    async with make_preprocess(clip_folder, "closed") as service:
-        with pytest.raises(InvalidRequest) as caught:
-            await service.chat(turn("user", image_at(url, "the field")))
-        assert caught.value.reason == "MEDIA_ADDRESS"
-        assert caught.value.metadata["field"] == "the field"
     async with make_preprocess(clip_folder, "open", allow_private_media=True) as service:
         response = await service.chat(turn("user", image_at(url)))
         assert response.media[0].source_digest == media_digest(PNG)
         with pytest.raises(InvalidRequest):
             await service.chat(turn("user", image_at(f"http://127.0.0.1:{site.port}/x")))
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_service_fetches_nothing_of_private_addresses_by_default(
+    clip_service: RunningPreprocess,
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        await clip_service.chat(turn("user", image_at("http://127.0.0.1:1/a.png", "the field")))
+    assert caught.value.reason == "MEDIA_ADDRESS"
+    assert caught.value.metadata["field"] == "the field"

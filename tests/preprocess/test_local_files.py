@@ -7,7 +7,14 @@ import pytest
 
 from services.preprocess.items.local_files import LocalFiles
 from shared.errors import InvalidRequest, Precondition
-from tests.support.preprocess.service import PreprocessMaker, file_of, image_at, picture, turn
+from tests.support.preprocess.service import (
+    PreprocessMaker,
+    RunningPreprocess,
+    file_of,
+    image_at,
+    picture,
+    turn,
+)
 
 MOST = 10_000
 
@@ -90,8 +97,11 @@ async def test_a_picture_by_its_path(
     named = turn("user", image_at(f"file://{tmp_path}/a.png"))
     async with make_preprocess(clip_folder, allowed_local_media_path=tmp_path) as service:
         assert len((await service.chat(named)).media) == 1
-    async with make_preprocess(clip_folder, "q") as service:
-        with pytest.raises(InvalidRequest) as caught:
-            await service.chat(named)
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_paths_are_refused_by_default(clip_service: RunningPreprocess) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        await clip_service.chat(turn("user", image_at("file:///a.png")))
     assert caught.value.reason == "LOCAL_MEDIA_OFF"
     assert "--allowed-local-media-path" in caught.value.message

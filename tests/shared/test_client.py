@@ -64,7 +64,7 @@ async def gateway(*replies: Reply | bytes) -> AsyncIterator[Gateway]:
     played.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     async with server:
         yield played
-        await asyncio.wait_for(asyncio.gather(*filter(None, played.serving)), 30)
+        await asyncio.wait_for(asyncio.gather(*filter(None, played.serving)), 60)
 
 
 def token(count: int) -> bytes:

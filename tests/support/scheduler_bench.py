@@ -93,14 +93,14 @@ class Bench:
 
         async def end() -> None:
             stop.set()
-            await asyncio.wait([task], timeout=10)
+            await asyncio.wait([task], timeout=60)
 
         self.stack.push_async_callback(end)
         return stop, task
 
     async def registered(self, count: int) -> list[str]:
         """Waits until so many schedulers hold a lease; their names."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while True:
                 found: Any = await self.redis.zrange(f"{self.keys.prefix}:scheds", 0, -1)
                 if len(found) == count:

@@ -37,6 +37,16 @@ def without(name: str) -> Callable[[Tensors], Tensors]:
     return lambda tensors: {key: value for key, value in tensors.items() if key != name}
 
 
+def coded(name: str) -> Callable[[Tensors], Tensors]:
+    """A layer as codes and scales."""
+
+    def change(tensors: Tensors) -> Tensors:
+        codes = {f"{name}.qweight": torch.zeros(4, 4, dtype=torch.int32)}
+        return {**without(f"{name}.weight")(tensors), **codes, f"{name}.scales": torch.ones(1, 4)}
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [
@@ -46,6 +56,15 @@ def without(name: str) -> Callable[[Tensors], Tensors]:
         (
             lambda t: {**t, "multi_modal_projector.linear_1.weight": torch.zeros(3, 3)},
             "multi_modal_projector.linear_1.weight",
+        ),
+        (
+            coded("vision_tower.encoder.layers.1.self_attn.v_proj"),
+            "layers.1.self_attn.v_proj.qweight, vision_tower.encoder.layers.1.self_attn.v_proj.scales"
+            " in the place of a weight: quantized",
+        ),
+        (
+            lambda t: {**t, "multi_modal_projector.linear_2.weight": torch.ones(64, 64).char()},
+            "multi_modal_projector.linear_2.weight in I8: quantized",
         ),
     ],
 )

@@ -1,8 +1,7 @@
 """Whether steps that only generate are replayed from graphs, and the memory for that."""
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial
 
 import structlog
@@ -10,9 +9,9 @@ import torch
 
 from services.decoder.devices.base.device import Device
 from services.decoder.devices.base.graphs import Graphs, blank_step, graph_sizes
+from services.decoder.loading.graph_trials import Trials
 from services.decoder.models.cache_spec import paged_layers
 from services.decoder.models.decoder_model import DecoderModel
-from services.decoder.steps.step import Step
 from services.decoder.worker.worker import Worker
 from shared.errors import InvalidRequest
 
@@ -71,10 +70,10 @@ def find_graphs(asked: str, model: DecoderModel, device: Device, worker: Worker)
     sizes, axes = graph_sizes(worker.limits.max_slots), max(1, model.rotary_axes)
     width = worker.slots.table.shape[1]
     graphs = device.make_graphs(worker.forward, sizes, axes, width)
-    trials = [_trial(blank_step(device.ops, size, axes, width), model, device) for size in sizes]
+    trials = Trials(model, device, worker)
     checks = [_is_captured, _agrees_with_calls, *([_is_faster] if asked == "auto" else [])]
     for check in checks:
-        here = check(graphs, trials, device, worker)
+        here = check(graphs, trials)
         if not (here if device.ops.ranks is None else device.ops.ranks.agree(here)):
             del graphs
             device.free_unused()
@@ -89,55 +88,46 @@ def _are_possible(asked: str, model: DecoderModel, device: Device) -> bool:
     return asked != "off" and device.has_graphs and model.code == DecoderModel.code
 
 
-def _trial(step: Step, model: DecoderModel, device: Device) -> Step:
-    """A blank step with an id for each row, and of each row the keys of those before it."""
-    ops, meta = device.ops, step.meta
-    lengths = [min(row + 1, device.block_size) for row in range(meta.n)]
-    return replace(
-        step,
-        ids=torch.arange(meta.n, device=ops.device) % model.config.vocab_size,
-        meta=ops.make_meta([1] * meta.n, lengths, meta.block_table, meta.slots),
-    )
-
-
 # What has to be true of graphs before they are used, in this order.
 
 
-def _is_captured(graphs: Graphs, trials: Sequence[Step], device: Device, worker: Worker) -> bool:
+def _is_captured(graphs: Graphs, trials: Trials) -> bool:
     try:
         graphs.capture()
     except Exception as error:
-        known = device.translate(error)
+        known = trials.device.translate(error)
         reason = str(error).strip().partition("\n")[0] if known is None else known.message
         log.warning("no graphs: they could not be captured", reason=reason)
         return False
     return True
 
 
-def _agrees_with_calls(
-    graphs: Graphs, trials: Sequence[Step], device: Device, worker: Worker
-) -> bool:
+def _agrees_with_calls(graphs: Graphs, trials: Trials) -> bool:
     """With other lengths than those of the capture."""
-    for step in trials:
-        expected = worker.forward(step).float()
-        difference = float((graphs.run(step) - expected).abs().max() / expected.abs().max())
-        if not difference <= _TOLERANCE:
-            reason = f"a step of {len(step.ids)} rows gives something else: {difference:.2%} off"
-            log.warning("no graphs: they compute something else", reason=reason)
-            return False
+    with trials.filled_cache():
+        for size in graphs.sizes:
+            for step in trials.steps(size):
+                expected = trials.call(step).float()
+                difference = float((graphs.run(step) - expected).abs().max() / expected.abs().max())
+                if not difference <= _TOLERANCE:
+                    rows = f"a step of {size} {'row' if size == 1 else 'rows'}"
+                    reason = f"{rows} gives something else: {difference:.2%} off"
+                    log.warning("no graphs: they compute something else", reason=reason)
+                    return False
     return True
 
 
-def _is_faster(graphs: Graphs, trials: Sequence[Step], device: Device, worker: Worker) -> bool:
+def _is_faster(graphs: Graphs, trials: Trials) -> bool:
     """Of the smallest, a middle and the largest size together; the figures are logged."""
     called = replayed = 0.0
-    for place in sorted({0, len(trials) // 2, len(trials) - 1}):
-        step = trials[place]
-        one = _milliseconds(partial(worker.forward, step), device)
-        other = _milliseconds(partial(graphs.run, step), device)
+    sizes = graphs.sizes
+    for place in sorted({0, len(sizes) // 2, len(sizes) - 1}):
+        step = next(trials.steps(sizes[place]))
+        one = _milliseconds(partial(trials.call, step), trials.device)
+        other = _milliseconds(partial(graphs.run, step), trials.device)
         log.info(
             "timed steps",
-            rows=len(step.ids),
+            rows=sizes[place],
             ms_called=round(one, 3),
             ms_replayed=round(other, 3),
         )

@@ -27,9 +27,11 @@ def find_limits(
     steps: StepSize,
     step_bytes: int,
     graphs: int,
+    adapters: int = 0,
 ) -> Limits:
-    """Of a worker on this device, whose largest step takes `step_bytes` and whose graphs `graphs`. Waits for the other
-    ranks, where there are any. Raises InvalidRequest for a model whose caches do not fit."""
+    """Of a worker on this device, whose largest step takes `step_bytes`, whose graphs `graphs`, and whose adapters that
+    are loaded later `adapters` at most. Waits for the other ranks, where there are any. Raises InvalidRequest for a
+    model whose caches do not fit."""
     block_size, ops, slots = device.block_size, device.ops, settings.max_num_seqs
     host_sharers = settings.memory_sharers * ops.share.size
     sharers = host_sharers if device.is_host else settings.memory_sharers
@@ -37,7 +39,8 @@ def find_limits(
     useful = slots * -(-longest // block_size) + 1
     budget = device.cache_budget(
         settings.gpu_memory_utilization, sharers, step_bytes, settings.npu_reserved_memory
-    ).less("graphs (--graphs)", graphs)
+    )
+    budget = budget.less("graphs (--graphs)", graphs).less("adapters (--max-loras)", adapters)
     asked = settings.kv_cache_memory_bytes or 0
     reason = "" if asked else str(budget)
     most_useful = state_bytes + useful * block_bytes + spec.most_encoder_bytes(ops, slots)

@@ -17,6 +17,7 @@ from services.decoder.devices import device_class
 from services.decoder.devices.base.device import Device
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.row_check import rows_are_equal
+from services.decoder.loading.adapters import adapter_reader
 from services.decoder.loading.graphs import find_graphs, graph_bytes, require_graphs
 from services.decoder.loading.limits import find_limits
 from services.decoder.loading.profile_run import Profile, profile
@@ -36,6 +37,7 @@ from services.decoder.sampling.grammar_matcher import GrammarMatcher
 from services.decoder.sampling.grammar_tokenizer import GrammarTokenizer
 from services.decoder.settings import DecoderSettings
 from services.decoder.steps.needs import Needs
+from services.decoder.worker.planned_adapters import PlannedAdapters
 from services.decoder.worker.worker import Worker
 from services.families import registry
 from services.families.comparison import Comparison, compares_pictures
@@ -163,6 +165,7 @@ def load_rank(
         threads=threads,
         block_size=settings.block_size,
         small_model=checkpoint.is_small,
+        forms=settings.npu_forms,
     )
     require_graphs(settings.graphs, device)
     if not settings.kv_cache_memory_bytes:
@@ -183,6 +186,7 @@ def load_rank(
         # Before the cache is sized: they take memory that it could have.
         adapters = open_modules(settings.lora_modules, settings.model_name, settings.max_lora_rank)
         model.load_adapters(checkpoint, adapters)
+        planned = _planned_adapters(settings, model, checkpoint, device)
         if device.ops.ranks is not None:
             device.ops.ranks.settle()
         spec = cache_spec(model.layers)
@@ -196,11 +200,14 @@ def load_rank(
         steps = step_size(model.needs, checkpoint, tokens, slots, longest)
         measured = profile(model, device, steps.largest, slots, longest)
         graphs = graph_bytes(settings.graphs, model, device, slots, longest)
-        limits = find_limits(settings, spec, device, longest, steps, measured.step_bytes, graphs)
+        places = planned.places * model.adapter_bytes(settings.max_lora_rank)
+        limits = find_limits(
+            settings, spec, device, longest, steps, measured.step_bytes, graphs, places
+        )
         embeddings = make_embeddings(
             ArtifactReader(), device.copy_in, settings.embedding_cache_bytes
         )
-        worker = make_worker(model, device, limits, embeddings, GrammarMatcher(tokenizer))
+        worker = make_worker(model, device, limits, embeddings, GrammarMatcher(tokenizer), planned)
         worker.graphs = find_graphs(settings.graphs, model, device, worker)
         equal = model.equal_rows and _promises_equal_rows(device.ops)
         if (error := tokenizer.exception()) is not None:  # waits until it is there
@@ -234,6 +241,16 @@ def _load_model(
     log.info("the model's layers run by the code of transformers")
     trusted, checked = settings.trust_remote_code, not settings.skip_model_check
     return read(checkpoint, ops, longest, trust_remote_code=trusted, check=checked)
+
+
+def _planned_adapters(
+    settings: DecoderSettings, model: DecoderModel, checkpoint: Checkpoint, device: Device
+) -> PlannedAdapters:
+    read = adapter_reader(settings, model)
+    if read is None:
+        return PlannedAdapters(model.drop_adapter)
+    model.require_adapters(checkpoint.kind)
+    return PlannedAdapters(model.drop_adapter, read, settings.max_loras, device.bind_thread)
 
 
 def _content(checkpoint: Checkpoint) -> bytes:

@@ -22,8 +22,10 @@ from services.decoder.models.layer_weights import (
     qkv_order,
 )
 from services.decoder.steps.attention_meta import Heads
-from services.decoder.weights.linear_weight import LinearWeight
 from shared.model_config.decoder import DecoderConfig
+from shared.weights.linear_weight import LinearWeight
+
+_LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,14 @@ def pack_addition(
     else:
         down = ops.share.inputs(down)
     return ops.pack_addition(own, down, up)
+
+
+def addition_bytes(rank: int, config: DecoderConfig, ops: BaseOps) -> int:
+    """What additions of this rank to all linear layers of a decoder layer take in the model's type."""
+    own = LayerLinears(config.hidden_size, _inner(config, ops), heads(config, ops))
+    places = [own.place(name) for name in _LINEARS]
+    numbers = rank * sum(place.inputs + place.last - place.first for place in places)
+    return numbers * ops.dtype.itemsize
 
 
 def whole_linears(config: DecoderConfig) -> LayerLinears:

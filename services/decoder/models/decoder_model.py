@@ -1,7 +1,7 @@
 """What the worker asks of a decoder, whatever its architecture."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -45,7 +45,9 @@ class DecoderModel(ABC):
     # float32 [labels, H] on the host: the classification head, where the checkpoint has one.
     score_head: Tensor | None = None
 
-    # LoRA adapters that it has: numbers from 1 on, as `Step.adapters` has them, by `LoraAdapter.lora_id`.
+    # Whether its layers have a place for LoRA adapters.
+    takes_adapters: ClassVar[bool] = False
+    # Those that it has: numbers from 1 on, as `Step.adapters` has them, by `LoraAdapter.lora_id`. Changes with them.
     adapters: Mapping[str, int] = {}
 
     config: TextSizes
@@ -62,16 +64,39 @@ class DecoderModel(ABC):
     def load(cls, checkpoint: Checkpoint, ops: BaseOps, max_model_len: int) -> "DecoderModel":
         """Reads the language part of a checkpoint. Raises InvalidRequest naming bad tensors."""
 
-    def load_adapters(self, checkpoint: Checkpoint, adapters: Mapping[str, LoraAdapter]) -> None:
-        """Reads LoRA adapters, given by name. Raises InvalidRequest for those that do not fit the model, or where it
-        takes none."""
-        if adapters:
+    def require_adapters(self, kind: str) -> None:
+        """Raises InvalidRequest where it takes none. kind: see `Checkpoint.kind`."""
+        if not self.takes_adapters:
             raise InvalidRequest(
                 "UNSUPPORTED_ADAPTER",
-                f"--lora-modules: the code that runs the layers of {checkpoint.kind} here has no place for adapters:"
-                " merge one into the weights, or leave the flag out",
+                f"--lora-modules, --allowed-adapter-dir: the code that runs the layers of {kind} here has no place for"
+                " adapters: merge one into the weights, or leave the flags out",
                 field="lora_modules",
             )
+
+    def load_adapters(self, checkpoint: Checkpoint, adapters: Mapping[str, LoraAdapter]) -> None:
+        """Reads LoRA adapters, given by name. Two names of one adapter are one. Raises InvalidRequest for those that do
+        not fit the model, or where it takes none."""
+        if adapters:
+            self.require_adapters(checkpoint.kind)
+        for name, adapter in adapters.items():
+            if adapter.lora_id not in self.adapters:
+                self.read_adapter(checkpoint, f"--lora-modules: {name}", adapter)()
+
+    def read_adapter(
+        self, checkpoint: Checkpoint, called: str, adapter: LoraAdapter
+    ) -> Callable[[], None]:
+        """Reads a LoRA adapter, on any thread, and changes nothing: what is returned adds it to `adapters`, between two
+        steps. `called`: what errors call it. Raises InvalidRequest for one that does not fit the model."""
+        raise NotImplementedError
+
+    def drop_adapter(self, lora_id: str) -> None:
+        """Forgets an adapter, between two steps; no sequence has it."""
+        raise NotImplementedError
+
+    def adapter_bytes(self, rank: int) -> int:
+        """Memory that an adapter of this rank of all linear layers takes."""
+        return 0
 
     @abstractmethod
     def embed(

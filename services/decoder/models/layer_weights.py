@@ -7,11 +7,12 @@ from torch import Tensor
 
 from services.decoder.devices.base.decoder_layer import DecoderLayer
 from services.decoder.devices.base.ops import BaseOps
+from services.decoder.language_weights import LanguageWeights
 from services.decoder.models.rope import head_order
 from services.decoder.steps.attention_meta import HeadNorms, Heads
-from services.decoder.weights.language_weights import LanguageWeights
-from services.decoder.weights.linear_weight import LinearWeight, StackedWeight
 from shared.model_config.decoder import DecoderConfig
+from shared.weights.heads import head_places
+from shared.weights.linear_weight import LinearWeight, StackedWeight
 
 
 def load_layer(
@@ -74,22 +75,15 @@ def own_heads(qkv: LinearWeight, config: DecoderConfig, ops: BaseOps) -> LinearW
     """Of a layer of all queries, keys and values the outputs that are `heads`."""
     own, size = heads(config, ops), config.head_size
     count = own.num_q + 2 * own.num_kv
-    places = _places(count, size, own.size)
+    places = head_places(count, size, own.size)
     return ops.share.fused(qkv, config).spread("out", places, count * own.size)
 
 
 def attended(output: LinearWeight, config: DecoderConfig, ops: BaseOps) -> LinearWeight:
     """Of a layer whose inputs are what attention gives, the inputs that are of `heads`."""
     own = heads(config, ops)
-    places = _places(own.num_q, config.head_size, own.size)
+    places = head_places(own.num_q, config.head_size, own.size)
     return ops.share.inputs(output).spread("in", places, own.num_q * own.size)
-
-
-def _places(count: int, size: int, width: int) -> list[int]:
-    """Where the elements of `count` heads of `size` are in heads of `width`: each half, which is rotated with the
-    other, at the begin of a half."""
-    starts = range(0, count * width, width // 2)
-    return [start + place for start in starts for place in range(size // 2)]
 
 
 def _qkv(weights: LanguageWeights, attention: str, config: DecoderConfig) -> LinearWeight:

@@ -1,6 +1,7 @@
 """Llama and whatever shares its block: RMS norm, rotary grouped-query attention, SwiGLU."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import repeat
 from typing import ClassVar
 
@@ -10,7 +11,8 @@ from torch import Tensor
 
 from services.decoder.devices.base.decoder_layer import DecoderLayer
 from services.decoder.devices.base.ops import BaseOps
-from services.decoder.models.adapters import Adapter, segments_of_layers
+from services.decoder.language_weights import LanguageWeights, canonical_name
+from services.decoder.models.adapters import Adapter, addition_bytes, segments_of_layers
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.models.layer_spec import Paged
 from services.decoder.models.layer_weights import heads, load_layer
@@ -18,12 +20,11 @@ from services.decoder.models.lora import load_lora
 from services.decoder.models.rope import rope_table
 from services.decoder.steps.attention_meta import Heads, Packed, PagedKV
 from services.decoder.steps.step import Step
-from services.decoder.weights.language_weights import LanguageWeights, canonical_name
-from services.decoder.weights.linear_weight import LinearWeight
 from services.families import registry
 from shared.checkpoint.folder import Checkpoint
 from shared.lora.adapter import LoraAdapter
 from shared.model_config.decoder import DecoderConfig
+from shared.weights.linear_weight import LinearWeight
 
 log = structlog.get_logger(__name__)
 
@@ -44,6 +45,8 @@ class Llama(DecoderModel):
     # Old checkpoints stored what follows from the configuration.
     IGNORED: ClassVar[str] = r".*rotary_emb\.inv_freq"
 
+    takes_adapters: ClassVar[bool] = True
+
     config: DecoderConfig
 
     def __init__(self, config: DecoderConfig, ops: BaseOps, max_model_len: int) -> None:
@@ -61,7 +64,8 @@ class Llama(DecoderModel):
         self._head: Packed  # of several ranks this one's share
         self._outputs: int  # of all ranks together
         self._media_adapter: Adapter | None = None
-        self._adapters: list[Adapter] = []
+        self._adapters: dict[int, Adapter] = {}  # by their numbers
+        self.adapters: dict[str, int] = {}
         self.sums = 2 * config.num_layers  # behind attention, and behind the MLP
 
     @staticmethod
@@ -125,14 +129,28 @@ class Llama(DecoderModel):
         """Partial LoRA, for models that have it."""
         return None
 
-    def load_adapters(self, checkpoint: Checkpoint, adapters: Mapping[str, LoraAdapter]) -> None:
-        """See `DecoderModel.load_adapters`. Two names of one adapter are one."""
-        distinct = {adapter.lora_id: (name, adapter) for name, adapter in adapters.items()}
-        self._adapters = [
-            load_lora(name, adapter, checkpoint, self.canonical, self.config, self._ops)
-            for name, adapter in distinct.values()
-        ]
-        self.adapters = {lora_id: number for number, lora_id in enumerate(distinct, 1)}
+    def read_adapter(
+        self, checkpoint: Checkpoint, called: str, adapter: LoraAdapter
+    ) -> Callable[[], None]:
+        """See `DecoderModel.read_adapter`."""
+        self.require_adapters(checkpoint.kind)
+        read = load_lora(called, adapter, checkpoint, self.canonical, self.config, self._ops)
+        return partial(self._add_adapter, adapter.lora_id, read)
+
+    def _add_adapter(self, lora_id: str, adapter: Adapter) -> None:
+        number = self.adapters.get(lora_id)
+        if number is None:
+            number = min(set(range(1, len(self._adapters) + 2)) - self._adapters.keys())
+        self._adapters[number] = adapter
+        self.adapters[lora_id] = number
+
+    def drop_adapter(self, lora_id: str) -> None:
+        """See `DecoderModel.drop_adapter`."""
+        del self._adapters[self.adapters.pop(lora_id)]
+
+    def adapter_bytes(self, rank: int) -> int:
+        """See `DecoderModel.adapter_bytes`; of several ranks this one's share."""
+        return self.config.num_layers * addition_bytes(rank, self.config, self._ops)
 
     def embed(
         self, ids: Tensor, embeds: Sequence[Tensor], runs: Sequence[tuple[int, int]]
@@ -162,7 +180,7 @@ class Llama(DecoderModel):
     def adapted_rows(self, step: Step) -> Sequence[tuple[Adapter, Tensor]]:
         """Which adapters are added for which tokens [n] of a step, in the order in which a token gets them: partial
         LoRA for the tokens that take an embedding row, then the adapters of requests."""
-        adapted = [(self._adapters[number - 1], rows) for number, rows in step.adapters]
+        adapted = [(self._adapters[number], rows) for number, rows in step.adapters]
         if step.media is None or self._media_adapter is None:
             return adapted
         return [(self._media_adapter, step.media), *adapted]

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 from services.decoder.devices.base.adapters import Addition
 from services.decoder.devices.base.ops import BaseOps
+from services.decoder.language_weights import LanguageWeights
 from services.decoder.models.adapters import Adapter, pack_addition, whole_linears
-from services.decoder.weights.language_weights import LanguageWeights
 from shared.checkpoint.files import read_json
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest

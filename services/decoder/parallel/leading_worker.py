@@ -12,6 +12,7 @@ from services.decoder.parallel.messages import STEP, Order
 from services.decoder.sampling.logits_processors.token_masks import TokenMatcher
 from services.decoder.worker.collecting import Deliver
 from services.decoder.worker.launched_step import LaunchedStep
+from services.decoder.worker.planned_adapters import PlannedAdapters
 from services.decoder.worker.plans.plan import Limits, Plan
 from services.decoder.worker.worker import Worker
 from shared.errors import ServingError
@@ -30,10 +31,11 @@ class LeadingWorker(Worker):
         limits: Limits,
         embeddings: Embeddings,
         matcher: TokenMatcher | None = None,
+        adapters: PlannedAdapters | None = None,
         *,
         leader: Leader,
     ) -> None:
-        super().__init__(model, device, limits, embeddings, matcher)
+        super().__init__(model, device, limits, embeddings, matcher, adapters)
         self._leader = leader
 
     def accept(self, message: StepPlan) -> Plan:

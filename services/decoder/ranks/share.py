@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from services.decoder.steps.attention_meta import Heads
-from services.decoder.weights.linear_weight import LinearWeight, Range
 from shared.model_config.decoder import DecoderConfig
+from shared.weights.linear_weight import LinearWeight, Range
 
 
 @dataclass(frozen=True)

@@ -51,11 +51,7 @@ class Choices:
         for row in np.flatnonzero(~finite).tolist():
             self.tokens[row] = -1
             if np.isneginf(largest[row]):
-                self.failed[row] = InvalidRequest(
-                    "NO_TOKEN_LEFT",
-                    f"bias{', the grammar' if row in has_grammar else ''} and allowed ids leave no token to choose",
-                    field="sampling",
-                )
+                self.failed[row] = _none_left(row in has_grammar)
             else:
                 self.failed[row] = nan_logits()
 
@@ -119,3 +115,12 @@ def pack_logprobs(
 def nan_logits() -> Internal:
     """The failure of a row that did not compute to finite numbers."""
     return Internal("NAN_LOGITS", "the model's output is not finite for this sequence")
+
+
+def _none_left(has_grammar: bool) -> InvalidRequest:
+    """The failure of a row in which what was asked for forbids every token."""
+    reason, both = "NO_TOKEN_LEFT", "bias and allowed ids"
+    if has_grammar:
+        text = f"grammar: together with {both} it leaves no token to choose"
+        return InvalidRequest(reason, text, field="grammar")
+    return InvalidRequest(reason, f"{both} leave no token to choose")

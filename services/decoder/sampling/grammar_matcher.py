@@ -181,7 +181,9 @@ def _go_on(following: Following, tokens: Sequence[int]) -> None:
         following.wrong = _failure(matcher)
     elif taken < len(wanted):
         following.wrong = Internal(
-            "GRAMMAR_LEFT", "grammar: what has been generated does not follow it"
+            "GRAMMAR_LEFT",
+            "grammar: what has been generated does not follow it",
+            field="grammar",
         )
 
 
@@ -195,7 +197,9 @@ def _mask(matcher: "LLMatcher") -> bytes:
 
 
 def _internal(error: Exception) -> ServingError:
-    return Internal("GRAMMAR_FAILED", f"grammar: it could not be followed ({error})")
+    return Internal(
+        "GRAMMAR_FAILED", f"grammar: it could not be followed ({error})", field="grammar"
+    )
 
 
 def _failure(matcher: "LLMatcher") -> ServingError:

@@ -8,6 +8,7 @@ import structlog
 from services.decoder.devices.base.device import Device
 from services.decoder.media.embeddings import Embeddings
 from services.decoder.steps.attention_meta import PagedKV
+from services.decoder.worker.planned_adapters import PlannedAdapters
 from services.decoder.worker.plans.moves import apply_moves
 from services.decoder.worker.plans.plan import Plan, Prepared
 from services.decoder.worker.slots.kept_by_slot import Introduced, KeptBySlot
@@ -30,6 +31,7 @@ class PlanChanges:
         kept: Sequence[KeptBySlot],
         sealed: SealedBlocks,
         embeddings: Embeddings,
+        adapters: PlannedAdapters,
         kv: Sequence[PagedKV],
         host_kv: Sequence[PagedKV],
     ) -> None:
@@ -37,6 +39,7 @@ class PlanChanges:
         layers with blocks, on the device and on the host."""
         self._device, self._slots, self._kept = device, slots, kept
         self._sealed, self._embeddings = sealed, embeddings
+        self._adapters = adapters
         self._kv, self._host_kv = kv, host_kv
 
     def apply(self, plan: Plan) -> None:
@@ -49,6 +52,7 @@ class PlanChanges:
             for slot in plan.drop.tolist():
                 self.forget(slot)
             slots.drop(plan.drop)
+        self._adapters.apply(plan)
         for sequence, prepared in zip(plan.new, plan.prepared or repeat({}), strict=False):
             self._introduce(sequence, prepared)
         for child, parent, choice in zip(
@@ -86,6 +90,7 @@ class PlanChanges:
             media=len(sequence.media),
         )
         try:
+            self._adapters.finish(sequence.lora_id)
             tokens = self._slots.introduce(sequence)
             for kept in self._kept:
                 kept.introduce(slot, Introduced(sequence, tokens, prepared.get(kept)))

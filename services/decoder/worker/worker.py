@@ -17,12 +17,14 @@ from services.decoder.models.cache_spec import cache_spec
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.ranks.rank_group import RankGroup
 from services.decoder.sampling.logits_processors.token_masks import TokenMatcher
+from services.decoder.steps.attention_meta import PagedKV
 from services.decoder.steps.step import Step
 from services.decoder.worker.collecting import Collecting, Deliver
 from services.decoder.worker.computing import Computing
 from services.decoder.worker.inputs.media_rows import reader
 from services.decoder.worker.launched_step import LaunchedStep
 from services.decoder.worker.plan_changes import PlanChanges
+from services.decoder.worker.planned_adapters import PlannedAdapters
 from services.decoder.worker.plans.plan import Limits, Plan, read_plan
 from services.decoder.worker.pooling import Pooling
 from services.decoder.worker.preparing import Preparing
@@ -60,11 +62,13 @@ class Worker:
         limits: Limits,
         embeddings: Embeddings,
         matcher: TokenMatcher | None = None,
+        adapters: PlannedAdapters | None = None,
     ) -> None:
         """Allocates the cache: `limits.num_blocks` on the device, touched. matcher: of grammars, which are refused
-        without one."""
+        without one. adapters: those that plans load; none may be loaded unless given."""
         self.limits = limits
         self.embeddings = embeddings
+        self.adapters = adapters or PlannedAdapters(model.drop_adapter)
         self._model = model
         self._device, ops = device, device.ops
         spec = cache_spec(model.layers)
@@ -97,7 +101,9 @@ class Worker:
             pooling := Pooling(model),
         )
         self._preparations = Preparations(kept)
-        self._changes = PlanChanges(device, slots, kept, self.sealed, embeddings, self._kv, host_kv)
+        self._changes = PlanChanges(
+            device, slots, kept, self.sealed, embeddings, self.adapters, self._kv, host_kv
+        )
         read = reader(embeddings, model.config.hidden_size * (1 + model.levels))
         self._checks = RowChecks(slots, read, states, encoder)
         choice = TokenChoice(model, device, slots, sampler)
@@ -126,8 +132,13 @@ class Worker:
         self._is_draining = False
         self._has_failed = False  # some row, since the last reset
 
+    @property
+    def caches(self) -> Sequence[PagedKV]:
+        """Of each layer that has one."""
+        return self._kv
+
     def reset(self) -> None:
-        """Forgets all sequences, once all steps are collected; sealed blocks and embeddings stay.
+        """Forgets all sequences, once all steps are collected; sealed blocks, embeddings and adapters stay.
 
         The scheduler hashes blocks once it has their tokens, several at a time; the remaining ones are hashed here.
         After a failed row nothing is added: only the scheduler knows which blocks depend on it.
@@ -141,6 +152,7 @@ class Worker:
                 self._changes.forget(slot)
             self.slots.clear()
             self.embeddings.forget_sequences()
+            self.adapters.settle()
 
     def accept(self, message: StepPlan) -> Plan:
         """A plan that is to be launched later, checked for its form. What it fetches is pulled from now on, and what
@@ -149,6 +161,7 @@ class Worker:
         plan.prepared = [self._preparations.begin(sequence) for sequence in plan.new]
         for ref in plan.fetch:
             self.embeddings.start(ref)
+        plan.reading = [self.adapters.begin(message) for message in plan.load_adapters]
         return plan
 
     @property
@@ -262,6 +275,8 @@ class Worker:
         if not self._in_flight:
             return False
         if len(self._in_flight) > 1 or self._is_draining:
+            return True
+        if plan.unload_adapters:  # a row in flight that is computed again may need them
             return True
         if self._in_flight[-1].must_precede(plan):
             return True

@@ -11,7 +11,7 @@ answer has the same in every prompt.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -20,15 +20,13 @@ import torch
 from torch import Tensor
 
 from services.decoder.devices.base.ops import BaseOps
-from services.decoder.models.decoder_model import DecoderModel
+from services.decoder.language_weights import LanguageWeights
 from services.decoder.models.llama import Llama, embedding_and_head
 from services.decoder.steps.attention_meta import Heads, Packed, PagedKV
 from services.decoder.steps.needs import AttentionKind, Needs
 from services.decoder.steps.step import Step
-from services.decoder.weights.language_weights import LanguageWeights
 from services.families import registry
 from shared.checkpoint.folder import Checkpoint
-from shared.lora.adapter import LoraAdapter
 from shared.model_config.decoder import DecoderConfig
 from tessera.common.v1.media_pb2 import MediaItem
 
@@ -67,6 +65,7 @@ class ChatGLM6B(Llama):
     """Zeng et al., 2023. Embedding and output matrix are those of `Llama`."""
 
     needs = Needs(attention=AttentionKind.PREFIX_LM)
+    takes_adapters: ClassVar[bool] = False  # `forward` has no place for them
     rotary_axes = 2
     REACH: ClassVar[int] = 2  # first positions before and behind the mask
     TENSORS: ClassVar[str] = (
@@ -149,10 +148,6 @@ class ChatGLM6B(Llama):
             for table in (self._cos, self._sin)
         )
         return torch.cat(cos, -1), torch.cat(sin, -1)
-
-    def load_adapters(self, checkpoint: Checkpoint, adapters: Mapping[str, LoraAdapter]) -> None:
-        """None: `forward` has no place for them."""
-        DecoderModel.load_adapters(self, checkpoint, adapters)
 
     def forward(self, hidden: Tensor, step: Step, caches: Sequence[PagedKV]) -> Tensor:
         """See `DecoderModel.forward`."""

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from services.families.deepseek_vl2.sizes import Tiling
-from services.families.deepseek_vl2.tower import DeepSeekVL2Tower, deepseek_vl2_modules
+from services.families.deepseek_vl2.tower import DeepSeekVL2Tower
 from services.families.deepseek_vl2.vision_config import VisionConfig
-from services.vision_encoder import weights
 from services.vision_encoder.towers import pixel_values
 from services.vision_encoder.towers.encoder import Item
 from services.vision_encoder.towers.native_encoder import SizedEncoder
+from services.vision_encoder.weights import tower_weights
 from shared.checkpoint.folder import Checkpoint
 
 _NAME = re.compile(r"(?:vision|projector)\..+|image_newline|view_seperator")
@@ -30,16 +30,16 @@ class DeepSeekVL2Encoder(SizedEncoder):
         self._tile = (3, config.image_size, config.image_size)
         self._patches = config.side**2
         self.hidden_size = config.text_size
-        with torch.device("meta"):
-            modules = deepseek_vl2_modules(config)
 
         def unused(name: str) -> bool:
             return name.startswith(_UNUSED)
 
-        weights.load(modules, checkpoint, _names(checkpoint), self._device, unused)
-        self._end = modules.get_parameter("image_newline")
-        self._separator = modules.get_parameter("view_seperator")
-        self._tower = DeepSeekVL2Tower(modules, config, self._device.ops)
+        ops = self._device.ops
+        weights = tower_weights(checkpoint, _names(checkpoint), unused)
+        self._end = ops.vector(weights.take("image_newline", config.text_size))
+        self._separator = ops.vector(weights.take("view_seperator", config.text_size))
+        self._tower = DeepSeekVL2Tower(weights, config, ops)
+        weights.finish()
 
     def _shape(self, width: int, height: int) -> tuple[int, ...]:
         return self._tiling.views(width, height), *self._tile

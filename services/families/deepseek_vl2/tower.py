@@ -1,60 +1,38 @@
 """DeepSeek-VL2's tower, SigLIP (Zhai et al., 2023), and its projector."""
 
-from typing import Any
-
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from services.families.deepseek_vl2.vision_config import VisionConfig
 from services.vision_encoder.devices.base.ops import TowerOps
-from services.vision_encoder.towers.blocks import Block, norm_of, patch_rows
+from services.vision_encoder.towers.blocks import Block, load_norm, patch_rows
 from services.vision_encoder.towers.square_tower import SquareTower
+from shared.weights.named_weights import NamedWeights
 
 _EPS = 1e-6
-
-
-def deepseek_vl2_modules(config: VisionConfig) -> nn.Module:
-    """The weights, by the names of checkpoints."""
-    patch, width = config.patch_size, config.width
-    vision = nn.ModuleDict(
-        {
-            "patch_embed": nn.ModuleDict({"proj": nn.Conv2d(3, width, patch, patch)}),
-            "blocks": nn.ModuleList(_layer_modules(config) for _ in range(config.layers)),
-            "norm": nn.LayerNorm(width, _EPS),
-        }
-    )
-    vision.register_parameter("pos_embed", nn.Parameter(torch.empty(1, config.side**2, width)))
-    layers = [
-        nn.Linear(width * config.fold**2, config.between),
-        nn.Identity(),  # the activation
-        nn.Linear(config.between, config.text_size),
-    ]
-    projector = nn.ModuleDict({"layers": nn.ModuleList(layers)})
-    made = nn.ModuleDict({"vision": vision, "projector": projector})
-    for name in ("image_newline", "view_seperator"):
-        made.register_parameter(name, nn.Parameter(torch.empty(config.text_size)))
-    return made
+_PATCHES = "vision.patch_embed.proj"
 
 
 class DeepSeekVL2Tower:
-    """Tiles to rows. Takes the weights away from the modules it is made of."""
+    """Tiles to rows."""
 
-    def __init__(self, modules: Any, config: VisionConfig, ops: TowerOps) -> None:
-        """modules: those of `deepseek_vl2_modules`, with the checkpoint's weights."""
+    def __init__(self, weights: NamedWeights, config: VisionConfig, ops: TowerOps) -> None:
+        """weights: tensors by the names of checkpoints."""
         self._ops, self._config = ops, config
-        vision = modules.vision
+        patch, width = config.patch_size, config.width
+        positions = weights.take("vision.pos_embed", 1, config.side**2, width)
         self._tower = SquareTower(
             ops,
-            ops.pack(vision.patch_embed.proj),
-            vision.pos_embed[0],
-            [_block(ops, layer, config.heads) for layer in vision.blocks],
+            ops.pack(weights.take_convolution(_PATCHES, width, 3, patch, patch, bias=True)),
+            ops.vector(positions[0]),
+            [_block(weights, f"vision.blocks.{i}", config, ops) for i in range(config.layers)],
             config.heads,
         )
-        self._norm = norm_of(vision.norm)
-        up, _, down = modules.projector.layers
-        self._up = ops.pack(up, activation="gelu")
-        self._down = ops.pack(down)
+        self._norm = load_norm(weights, "vision.norm", width, _EPS, ops)
+        folded_width, between = width * config.fold**2, config.between
+        up = weights.take_linear("projector.layers.0", between, folded_width, True)
+        down = weights.take_linear("projector.layers.2", config.text_size, between, True)
+        self._up, self._down = ops.pack(up, "gelu"), ops.pack(down)
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """[n, 3, side, side] to [n, rows, hidden size of the language model]."""
@@ -78,25 +56,16 @@ def folded(x: Tensor, config: VisionConfig) -> Tensor:
     return rows
 
 
-def _layer_modules(config: VisionConfig) -> nn.Module:
+def _block(weights: NamedWeights, layer: str, config: VisionConfig, ops: TowerOps) -> Block:
     width, inner = config.width, config.inner
-    attention = {"qkv": nn.Linear(width, 3 * width), "proj": nn.Linear(width, width)}
-    return nn.ModuleDict(
-        {
-            "norm1": nn.LayerNorm(width, _EPS),
-            "attn": nn.ModuleDict(attention),
-            "norm2": nn.LayerNorm(width, _EPS),
-            "mlp": nn.ModuleDict({"fc1": nn.Linear(width, inner), "fc2": nn.Linear(inner, width)}),
-        }
-    )
-
-
-def _block(ops: TowerOps, layer: Any, heads: int) -> Block:
+    up = weights.take_linear(f"{layer}.mlp.fc1", inner, width, True)
+    qkv = weights.take_linear(f"{layer}.attn.qkv", 3 * width, width, True)
+    output = weights.take_linear(f"{layer}.attn.proj", width, width, True)
     return Block(
-        norm1=norm_of(layer.norm1),
-        qkv=ops.pack_qkv(layer.attn.qkv, heads=heads),
-        output=ops.pack_output(layer.attn.proj, heads),
-        norm2=norm_of(layer.norm2),
-        up=ops.pack(layer.mlp.fc1, activation="gelu_pytorch_tanh"),
-        down=ops.pack(layer.mlp.fc2),
+        norm1=load_norm(weights, f"{layer}.norm1", width, _EPS, ops),
+        qkv=ops.pack_qkv(qkv, config.heads),
+        output=ops.pack_output(output, config.heads),
+        norm2=load_norm(weights, f"{layer}.norm2", width, _EPS, ops),
+        up=ops.pack(up, "gelu_pytorch_tanh"),
+        down=ops.pack(weights.take_linear(f"{layer}.mlp.fc2", width, inner, True)),
     )

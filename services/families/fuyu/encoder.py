@@ -3,16 +3,15 @@
 from collections.abc import Iterator, Sequence
 
 import torch
-from torch import nn
 
 from services.families.fuyu.sizes import Patching
-from services.vision_encoder import weights
 from services.vision_encoder.towers import pixel_values
 from services.vision_encoder.towers.encoder import Item
 from services.vision_encoder.towers.native_encoder import SizedEncoder
+from services.vision_encoder.weights import tower_weights
 from shared.checkpoint.folder import Checkpoint
 
-_LAYER = "vision_embed_tokens."
+_LAYER = "vision_embed_tokens"
 _DEFAULT_WIDTH = 4096
 
 
@@ -22,10 +21,10 @@ class FuyuEncoder(SizedEncoder):
     def _load(self, checkpoint: Checkpoint) -> None:
         self._patching = Patching.read(checkpoint)
         self.hidden_size = int(checkpoint.text_config.get("hidden_size", _DEFAULT_WIDTH))
-        with torch.device("meta"):
-            layer = nn.Linear(self._patching.values, self.hidden_size)
-        weights.load(layer, checkpoint, _names(checkpoint), self._device)
+        weights = tower_weights(checkpoint, _names(checkpoint))
+        layer = weights.take_linear(_LAYER, self.hidden_size, self._patching.values, True)
         self._layer = self._device.ops.pack(layer)
+        weights.finish()
 
     def _shape(self, width: int, height: int) -> tuple[int, ...]:
         rows, columns = self._patching.grid(width, height)
@@ -38,8 +37,8 @@ class FuyuEncoder(SizedEncoder):
 
 
 def _names(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
-    """The layer's tensors: the name in the file and the name in the layer."""
+    """The layer's tensors: the name in the file and without the prefix of newer ones."""
     for name in checkpoint.names():
         inner = name.removeprefix("model.")
-        if inner.startswith(_LAYER):
-            yield name, inner.removeprefix(_LAYER)
+        if inner.startswith(f"{_LAYER}."):
+            yield name, inner

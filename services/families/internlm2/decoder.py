@@ -5,10 +5,10 @@ With partial LoRA, where a checkpoint has it (InternLM-XComposer2, WeMM).
 
 from typing import ClassVar
 
+from services.decoder.language_weights import LanguageWeights, canonical_name
 from services.decoder.models.adapters import Adapter
 from services.decoder.models.llama import Llama
 from services.decoder.models.plora import load_adapter, scales
-from services.decoder.weights.language_weights import LanguageWeights, canonical_name
 from shared.checkpoint.folder import Checkpoint
 
 _NAMES = {

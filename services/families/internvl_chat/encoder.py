@@ -9,12 +9,12 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from services.families.internvl_chat.sizes import Tiling
-from services.families.internvl_chat.tower import InternViTTower, internvl_modules
+from services.families.internvl_chat.tower import InternViTTower
 from services.families.internvl_chat.vision_config import InternViTConfig
-from services.vision_encoder import weights
 from services.vision_encoder.towers import pixel_values
 from services.vision_encoder.towers.encoder import BadPixels, Item
 from services.vision_encoder.towers.native_encoder import SizedEncoder
+from services.vision_encoder.weights import tower_weights
 from shared.checkpoint.folder import Checkpoint
 
 _NAME = re.compile(r"(vision_model|mlp1)\.(.+)")
@@ -30,15 +30,14 @@ class InternVLEncoder(SizedEncoder):
         self._tile = (3, config.image_size, config.image_size)
         self._patches = (config.image_size // config.patch_size) ** 2
         self.hidden_size = config.text_size
-        with torch.device("meta"):
-            modules = internvl_modules(config)
 
         def unused(name: str) -> bool:
             layer = _LAYER.match(name)
             return bool(layer and int(layer[1]) >= config.layers)
 
-        weights.load(modules, checkpoint, _names(checkpoint), self._device, unused)
-        self._tower = InternViTTower(modules, config, self._device.ops)
+        weights = tower_weights(checkpoint, _names(checkpoint), unused)
+        self._tower = InternViTTower(weights, config, self._device.ops)
+        weights.finish()
 
     def _shape(self, width: int, height: int) -> tuple[int, ...]:
         return self._tiling.tiles(width, height), *self._tile

@@ -1,54 +1,44 @@
 """InternViT (Chen et al., 2024) with InternVL's projector."""
 
-from typing import Any
-
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from services.families.internvl_chat.vision_config import InternViTConfig
-from services.vision_encoder.devices.base.ops import TowerOps
-from services.vision_encoder.towers.blocks import Block, norm_of, patch_rows
+from services.vision_encoder.devices.base.ops import Norm, TowerOps
+from services.vision_encoder.towers.blocks import Block, load_norm, patch_rows
 from services.vision_encoder.towers.square_tower import SquareTower
+from shared.weights.linear_weight import LinearWeight
+from shared.weights.named_weights import NamedWeights
 
-
-def internvl_modules(config: InternViTConfig) -> nn.Module:
-    """The weights, by the names of checkpoints."""
-    hidden, patch = config.hidden_size, config.patch_size
-    places = (config.image_size // patch) ** 2 + 1
-    embeddings = nn.ModuleDict({"patch_embedding": nn.Conv2d(3, hidden, patch, patch)})
-    for name, count in (("class_embedding", 1), ("position_embedding", places)):
-        embeddings.register_parameter(name, nn.Parameter(torch.empty(1, count, hidden)))
-    layers = nn.ModuleList(_layer_modules(config) for _ in range(config.layers))
-    tower = {"embeddings": embeddings, "encoder": nn.ModuleDict({"layers": layers})}
-    wide, size = hidden * config.fold**2, config.text_size
-    projector = [
-        nn.LayerNorm(wide),
-        nn.Linear(wide, size),
-        nn.Identity(),  # the activation
-        nn.Linear(size, size),
-    ]
-    return nn.ModuleDict({"vision_model": nn.ModuleDict(tower), "mlp1": nn.ModuleList(projector)})
+_TOWER = "vision_model"
+_EMBEDDINGS = f"{_TOWER}.embeddings"
+_PATCHES = f"{_EMBEDDINGS}.patch_embedding"
+_PROJECTOR_EPS = 1e-5
 
 
 class InternViTTower:
-    """Tiles to rows. Takes the weights away from the modules it is made of."""
+    """Tiles to rows."""
 
-    def __init__(self, modules: Any, config: InternViTConfig, ops: TowerOps) -> None:
-        """modules: those of `internvl_modules`, with the checkpoint's weights."""
+    def __init__(self, weights: NamedWeights, config: InternViTConfig, ops: TowerOps) -> None:
+        """weights: tensors by the names of checkpoints."""
         self._ops, self._config = ops, config
-        embeddings = modules.vision_model.embeddings
+        hidden, patch, size = config.hidden_size, config.patch_size, config.text_size
+        places = (config.image_size // patch) ** 2 + 1
+        positions = weights.take(f"{_EMBEDDINGS}.position_embedding", 1, places, hidden)
+        first = weights.take(f"{_EMBEDDINGS}.class_embedding", 1, 1, hidden)
+        kernel = (3, patch, patch)
+        layers = f"{_TOWER}.encoder.layers"
         self._tower = SquareTower(
             ops,
-            ops.pack(embeddings.patch_embedding),
-            embeddings.position_embedding[0],
-            [_block(ops, layer, config) for layer in modules.vision_model.encoder.layers],
+            ops.pack(weights.take_convolution(_PATCHES, hidden, *kernel, bias=True)),
+            ops.vector(positions[0]),
+            [_block(weights, f"{layers}.{i}", config, ops) for i in range(config.layers)],
             config.heads,
-            class_row=embeddings.class_embedding[0, 0],
+            class_row=ops.vector(first[0, 0]),
         )
-        norm, up, _, down = modules.mlp1
-        self._norm = norm_of(norm)
-        self._up = ops.pack(up, activation="gelu")
-        self._down = ops.pack(down)
+        wide = hidden * config.fold**2
+        self._norm = load_norm(weights, "mlp1.0", wide, _PROJECTOR_EPS, ops)
+        self._up = ops.pack(weights.take_linear("mlp1.1", size, wide, True), "gelu")
+        self._down = ops.pack(weights.take_linear("mlp1.3", size, size, True))
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """[n, 3, side, side] to [n, rows, hidden size of the language model]."""
@@ -70,46 +60,30 @@ def folded(x: Tensor, config: InternViTConfig) -> Tensor:
     return rows
 
 
-def _layer_modules(config: InternViTConfig) -> nn.Module:
-    norm = nn.RMSNorm if config.rms_norms else nn.LayerNorm
-    hidden, inner = config.hidden_size, config.inner
-    attention: dict[str, nn.Module] = {
-        "qkv": nn.Linear(hidden, 3 * hidden, bias=config.qkv_bias),
-        "proj": nn.Linear(hidden, hidden),
-    }
-    if config.qk_norms:
-        attention |= {name: nn.RMSNorm(hidden, config.eps) for name in ("q_norm", "k_norm")}
-    made = nn.ModuleDict(
-        {
-            "norm1": norm(hidden, config.eps),
-            "norm2": norm(hidden, config.eps),
-            "attn": nn.ModuleDict(attention),
-            "mlp": nn.ModuleDict(
-                {"fc1": nn.Linear(hidden, inner), "fc2": nn.Linear(inner, hidden)}
-            ),
-        }
-    )
-    for name in ("ls1", "ls2"):
-        made.register_parameter(name, nn.Parameter(torch.empty(hidden)))
-    return made
+def _block(weights: NamedWeights, layer: str, config: InternViTConfig, ops: TowerOps) -> Block:
+    hidden, inner, heads = config.hidden_size, config.inner, config.heads
+    attention, mlp = f"{layer}.attn", f"{layer}.mlp"
 
+    def norm(name: str) -> Norm:
+        return load_norm(weights, f"{layer}.{name}", hidden, config.eps, ops, not config.rms_norms)
 
-def _block(ops: TowerOps, layer: Any, config: InternViTConfig) -> Block:
-    attention, mlp = layer.attn, layer.mlp
-    # What scales a branch of the layer is part of its last matrix here.
-    for linear, scale in ((attention.proj, layer.ls1), (mlp.fc2, layer.ls2)):
-        linear.weight.mul_(scale[:, None])
-        linear.bias.mul_(scale)
-    norms = None
-    if config.qk_norms:
-        q_norm, k_norm = norm_of(attention.q_norm), norm_of(attention.k_norm)
-        norms = (ops.head_norm(q_norm, config.heads), ops.head_norm(k_norm, config.heads))
+    def head_norm(name: str) -> Norm:
+        return ops.head_norm(
+            load_norm(weights, f"{attention}.{name}", hidden, config.eps, ops, bias=False), heads
+        )
+
+    def branch(name: str, inputs: int, scale: str) -> LinearWeight:
+        """What scales a branch of the layer is part of its last matrix here."""
+        factors = weights.take(f"{layer}.{scale}", hidden).to(ops.dtype)
+        return weights.take_linear(name, hidden, inputs, True).scaled(factors)
+
+    qkv = weights.take_linear(f"{attention}.qkv", 3 * hidden, hidden, config.qkv_bias)
     return Block(
-        norm1=norm_of(layer.norm1),
-        qkv=ops.pack_qkv(attention.qkv, heads=config.heads),
-        output=ops.pack_output(attention.proj, config.heads),
-        norm2=norm_of(layer.norm2),
-        up=ops.pack(mlp.fc1, activation="gelu"),
-        down=ops.pack(mlp.fc2),
-        head_norms=norms,
+        norm1=norm("norm1"),
+        qkv=ops.pack_qkv(qkv, heads),
+        output=ops.pack_output(branch(f"{attention}.proj", hidden, "ls1"), heads),
+        norm2=norm("norm2"),
+        up=ops.pack(weights.take_linear(f"{mlp}.fc1", inner, hidden, True), "gelu"),
+        down=ops.pack(branch(f"{mlp}.fc2", inner, "ls2")),
+        head_norms=(head_norm("q_norm"), head_norm("k_norm")) if config.qk_norms else None,
     )

@@ -9,14 +9,12 @@ Layers above the last hidden state that is taken are neither loaded nor run.
 
 import re
 
-import torch
-from torch import nn
-
-from services.vision_encoder import weights
-from services.vision_encoder.towers.llava_tower import LlavaTower, llava_modules
+from services.vision_encoder.towers.llava_tower import LlavaTower
 from services.vision_encoder.towers.square_encoder import SquareEncoder
+from services.vision_encoder.weights import renamed, tower_weights
 from shared.checkpoint.folder import Checkpoint
 from shared.model_config.llava import LlavaConfig
+from shared.weights.named_weights import NamedWeights
 
 # Old checkpoints have `vision_tower.vision_model.`, new ones may have `model.` before everything.
 _PARTS = (
@@ -39,20 +37,15 @@ class LlavaEncoder(SquareEncoder):
         self._image_shape = (tower.num_channels, tower.image_size, tower.image_size)
         self.hidden_size = config.text_size
         kept = max(config.layers)
-        with torch.device("meta"):
-            modules = self._make_modules(config)
 
         def unused(name: str) -> bool:
             layer = _LAYER.match(name)
             return bool((layer and int(layer[1]) >= kept) or _UNUSED.match(name))
 
-        names = weights.renamed(checkpoint, _PARTS)
-        weights.load(modules, checkpoint, names, self._device, unused)
-        self._take(modules, config)
+        weights = tower_weights(checkpoint, renamed(checkpoint, _PARTS), unused)
+        self._take(weights, config)
+        weights.finish()
 
-    def _make_modules(self, config: LlavaConfig) -> nn.Module:
-        return llava_modules(config)
-
-    def _take(self, modules: nn.Module, config: LlavaConfig) -> None:
-        """What computes, out of loaded weights."""
-        self._tower = LlavaTower(modules, config, self._device.ops)
+    def _take(self, weights: NamedWeights, config: LlavaConfig) -> None:
+        """What computes."""
+        self._tower = LlavaTower(weights, config, self._device.ops)

@@ -7,16 +7,15 @@ ends with the row `image_newline`. Pixel values are [1 + squares, channels, side
 from collections.abc import Sequence
 
 import torch
-from torch import nn
 
 from services.families.llava.encoder import LlavaEncoder
 from services.families.llava_next.sizes import best_resolution, padding, resolutions
 from services.vision_encoder.towers import pixel_values
 from services.vision_encoder.towers.encoder import Item
-from services.vision_encoder.towers.llava_tower import llava_modules
 from services.vision_encoder.towers.native_encoder import SizedEncoder
 from shared.checkpoint.folder import Checkpoint
 from shared.model_config.llava import LlavaConfig
+from shared.weights.named_weights import NamedWeights
 
 
 class LlavaNextEncoder(SizedEncoder, LlavaEncoder):
@@ -30,14 +29,9 @@ class LlavaNextEncoder(SizedEncoder, LlavaEncoder):
         self._side = self._image_shape[1] // self._patch  # of a square, in patches
         self._patches = self._side**2
 
-    def _make_modules(self, config: LlavaConfig) -> nn.Module:
-        modules = llava_modules(config)
-        modules.register_parameter("newline", nn.Parameter(torch.empty(config.text_size)))
-        return modules
-
-    def _take(self, modules: nn.Module, config: LlavaConfig) -> None:
-        super()._take(modules, config)
-        self._newline = modules.get_parameter("newline")
+    def _take(self, weights: NamedWeights, config: LlavaConfig) -> None:
+        super()._take(weights, config)
+        self._newline = self._device.ops.vector(weights.take("newline", config.text_size))
 
     def _shape(self, width: int, height: int) -> tuple[int, ...]:
         down, across = self._squares(width, height)

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from services.decoder.devices.base.ops import BaseOps
+from services.decoder.language_weights import LanguageWeights
 from services.decoder.steps.attention_meta import Packed, PagedKV
 from services.decoder.steps.encoder_keys import AttendingTokens
-from services.decoder.weights.language_weights import LanguageWeights
-from services.decoder.weights.linear_weight import StackedWeight
 from services.families.mllama.config import MllamaConfig
+from shared.weights.linear_weight import StackedWeight
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from services.decoder.devices.base.decoder_layer import DecoderLayer
 from services.decoder.devices.base.ops import BaseOps
+from services.decoder.language_weights import LanguageWeights
 from services.decoder.models.layer_spec import EncoderKeys
 from services.decoder.models.layer_weights import load_layer
 from services.decoder.models.llama import Llama
@@ -14,12 +15,11 @@ from services.decoder.steps.attention_meta import PagedKV
 from services.decoder.steps.encoder_keys import MediaView, Stretch
 from services.decoder.steps.needs import Needs
 from services.decoder.steps.step import Step
-from services.decoder.weights.language_weights import LanguageWeights
-from services.decoder.weights.linear_weight import LinearWeight
 from services.families.mllama.attending_layer import AttendingLayer
 from services.families.mllama.config import MllamaConfig
 from shared.artifacts.small_tensor import array_of
 from shared.errors import InvalidRequest
+from shared.weights.linear_weight import LinearWeight
 from tessera.common.v1.media_pb2 import MediaItem
 
 _MASK = "aspect_ratio_mask"  # of a picture's tiles: 1 for those that it fills

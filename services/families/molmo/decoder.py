@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from services.decoder.devices.base.ops import BaseOps
+from services.decoder.language_weights import LanguageWeights, canonical_name
 from services.decoder.models.llama import Llama
-from services.decoder.weights.language_weights import LanguageWeights, canonical_name
-from services.decoder.weights.linear_weight import LinearWeight
 from services.families import registry
 from shared.checkpoint.folder import Checkpoint
+from shared.weights.linear_weight import LinearWeight
 
 _ADDED = "embed_tokens.added"
 _NAMES = {

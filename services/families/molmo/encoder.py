@@ -7,11 +7,11 @@ import numpy as np
 import torch
 
 from services.families.molmo.sizes import Cropping, Fitting
-from services.families.molmo.tower import MolmoTower, molmo_modules
+from services.families.molmo.tower import MolmoTower
 from services.families.molmo.vision_config import PREFIX, MolmoVisionConfig
-from services.vision_encoder import weights
 from services.vision_encoder.towers.encoder import Item
 from services.vision_encoder.towers.native_encoder import SizedEncoder
+from services.vision_encoder.weights import tower_weights
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 
@@ -35,15 +35,14 @@ class MolmoEncoder(SizedEncoder):
                 field="model",
             )
         self.hidden_size = config.text_size
-        with torch.device("meta"):
-            modules = molmo_modules(config)
 
         def unused(name: str) -> bool:
             layer = _LAYER.match(name)
             return bool(layer and int(layer[1]) >= config.layers)
 
-        weights.load(modules, checkpoint, _names(checkpoint), self._device, unused)
-        self._tower = MolmoTower(modules, config, self._device.ops)
+        weights = tower_weights(checkpoint, _names(checkpoint), unused)
+        self._tower = MolmoTower(weights, config, self._device.ops)
+        weights.finish()
 
     def _shape(self, width: int, height: int) -> tuple[int, ...]:
         rows, columns = self._cropping.tiling(width, height)

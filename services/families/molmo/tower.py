@@ -1,74 +1,48 @@
 """Molmo's tower (CLIP's, Radford et al., 2021), pooling and projector (Deitke et al., 2024)."""
 
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from services.families.molmo.vision_config import HEADS, MolmoVisionConfig
 from services.vision_encoder.devices.base.ops import TowerOps
-from services.vision_encoder.towers.blocks import Block, norm_of
+from services.vision_encoder.towers.blocks import Block, load_norm
 from services.vision_encoder.towers.square_tower import SquareTower
+from shared.weights.linear_weight import StackedWeight
+from shared.weights.named_weights import NamedWeights
 
 _EPS = 1e-5
-
-
-def molmo_modules(config: MolmoVisionConfig) -> nn.Module:
-    """The weights, by the names of checkpoints."""
-    width = config.width
-    layers = nn.ModuleList(_layer_modules(config) for _ in range(config.layers))
-    tower = nn.ModuleDict(
-        {
-            "patch_embedding": nn.Linear(config.values, width, bias=False),
-            "pre_ln": nn.LayerNorm(width, _EPS),
-            "transformer": nn.ModuleDict({"resblocks": layers}),
-        }
-    )
-    for name, shape in (
-        ("class_embedding", (width,)),
-        ("positional_embedding", (config.places, width)),
-    ):
-        tower.register_parameter(name, nn.Parameter(torch.empty(shape)))
-    sizes = {
-        "w1": (width, config.projected),
-        "w2": (config.projected, config.text_size),
-        "w3": (width, config.projected),
-    }
-    projector = {name: nn.Linear(*size, bias=False) for name, size in sizes.items()}
-    made = nn.ModuleDict(
-        {
-            "image_vit": tower,
-            "image_pooling_2d": _attention_modules(2 * width, width),
-            "image_projector": nn.ModuleDict(projector),
-        }
-    )
-    made.register_parameter("pad_embed", nn.Parameter(torch.empty(2, 2 * width)))
-    return made
+_TOWER, _POOLING, _PROJECTOR = "image_vit", "image_pooling_2d", "image_projector"
 
 
 class MolmoTower:
-    """Patches [views, patches, values] to a row of the language model for each square of patches. Takes the weights
-    away from the modules it is made of."""
+    """Patches [views, patches, values] to a row of the language model for each square of patches."""
 
-    def __init__(self, modules: Any, config: MolmoVisionConfig, ops: TowerOps) -> None:
-        """modules: those of `molmo_modules`, with the checkpoint's weights."""
+    def __init__(self, weights: NamedWeights, config: MolmoVisionConfig, ops: TowerOps) -> None:
+        """weights: tensors by the names of checkpoints behind their common prefix."""
         self._ops, self._config = ops, config
-        tower, pooling = modules.image_vit, modules.image_pooling_2d
-        projector = modules.image_projector
+        width, between = config.width, config.projected
+        layers = f"{_TOWER}.transformer.resblocks"
+        positions = weights.take(f"{_TOWER}.positional_embedding", config.places, width)
         self._tower = SquareTower(
             ops,
-            ops.pack(tower.patch_embedding),
-            tower.positional_embedding,
-            [_block(ops, block) for block in tower.transformer.resblocks],
+            ops.pack(weights.take_linear(f"{_TOWER}.patch_embedding", width, config.values)),
+            ops.vector(positions),
+            [_block(weights, f"{layers}.{i}", config, ops) for i in range(config.layers)],
             HEADS,
-            class_row=tower.class_embedding,
-            norm=norm_of(tower.pre_ln),
+            class_row=ops.vector(weights.take(f"{_TOWER}.class_embedding", width)),
+            norm=load_norm(weights, f"{_TOWER}.pre_ln", width, _EPS, ops),
         )
-        self._pads = modules.pad_embed
-        self._query, self._output = ops.pack(pooling.wq), ops.pack(pooling.wo)
-        self._keys, self._values = ops.pack(pooling.wk), ops.pack(pooling.wv)
-        self._up = ops.pack(projector.w1, projector.w3, activation="silu", gated=True)
-        self._down = ops.pack(projector.w2)
+        self._pads = ops.vector(weights.take("pad_embed", 2, 2 * width))
+        self._query, self._keys, self._values = (
+            ops.pack(weights.take_linear(f"{_POOLING}.{name}", width, 2 * width, True))
+            for name in ("wq", "wk", "wv")
+        )
+        self._output = ops.pack(weights.take_linear(f"{_POOLING}.wo", width, width, True))
+        gate, up = (
+            weights.take_linear(f"{_PROJECTOR}.{name}", between, width) for name in ("w1", "w3")
+        )
+        self._up = ops.pack(StackedWeight([gate, up]), "silu", gated=True)
+        self._down = ops.pack(weights.take_linear(f"{_PROJECTOR}.w2", config.text_size, between))
 
     def __call__(self, patches: Tensor, empty: Tensor, partial: Tensor) -> Tensor:
         """[views, cells, width of the language model]; empty, partial: see `padded`. One item's views at a time: sums
@@ -112,33 +86,16 @@ def mix(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
     return mixed
 
 
-def _layer_modules(config: MolmoVisionConfig) -> nn.Module:
+def _block(weights: NamedWeights, layer: str, config: MolmoVisionConfig, ops: TowerOps) -> Block:
     width, inner = config.width, config.inner
-    return nn.ModuleDict(
-        {
-            "attention": _attention_modules(width, width),
-            "feed_forward": nn.ModuleDict(
-                {"w1": nn.Linear(width, inner), "w2": nn.Linear(inner, width)}
-            ),
-            "attention_norm": nn.LayerNorm(width, _EPS),
-            "ffn_norm": nn.LayerNorm(width, _EPS),
-        }
-    )
-
-
-def _attention_modules(inputs: int, width: int) -> nn.Module:
-    """Inputs may be wider than what it gives."""
-    parts = {name: nn.Linear(inputs, width) for name in ("wq", "wk", "wv")}
-    return nn.ModuleDict({**parts, "wo": nn.Linear(width, width)})
-
-
-def _block(ops: TowerOps, block: Any) -> Block:
-    attention = block.attention
+    qkv, attention, mlp = ("wq", "wk", "wv"), f"{layer}.attention", f"{layer}.feed_forward"
+    parts = [weights.take_linear(f"{attention}.{name}", width, width, True) for name in qkv]
+    output = weights.take_linear(f"{attention}.wo", width, width, True)
     return Block(
-        norm1=norm_of(block.attention_norm),
-        qkv=ops.pack_qkv(attention.wq, attention.wk, attention.wv, heads=HEADS),
-        output=ops.pack_output(attention.wo, HEADS),
-        norm2=norm_of(block.ffn_norm),
-        up=ops.pack(block.feed_forward.w1, activation="quick_gelu"),
-        down=ops.pack(block.feed_forward.w2),
+        norm1=load_norm(weights, f"{layer}.attention_norm", width, _EPS, ops),
+        qkv=ops.pack_qkv(StackedWeight(parts), HEADS),
+        output=ops.pack_output(output, HEADS),
+        norm2=load_norm(weights, f"{layer}.ffn_norm", width, _EPS, ops),
+        up=ops.pack(weights.take_linear(f"{mlp}.w1", inner, width, True), "quick_gelu"),
+        down=ops.pack(weights.take_linear(f"{mlp}.w2", width, inner, True)),
     )

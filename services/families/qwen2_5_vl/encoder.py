@@ -3,9 +3,7 @@
 from typing import Any, ClassVar
 
 from transformers import Qwen2_5_VLConfig
-from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
-    Qwen2_5_VisionTransformerPretrainedModel,
-)
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLVisionRotaryEmbedding
 
 from services.families.qwen2_vl.encoder import Qwen2VLEncoder
 
@@ -14,4 +12,4 @@ class Qwen2_5VLEncoder(Qwen2VLEncoder):
     """Tower and merger of one checkpoint."""
 
     config_class: ClassVar[Any] = Qwen2_5_VLConfig
-    tower_class: ClassVar[Any] = Qwen2_5_VisionTransformerPretrainedModel
+    rotary_class: ClassVar[Any] = Qwen2_5_VLVisionRotaryEmbedding

@@ -14,15 +14,15 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from transformers import Qwen2VLConfig
-from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
+from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLVisionRotaryEmbedding
 
 from services.families.family import ItemSize
 from services.families.qwen2_vl.sizes import DEFAULTS, Resizing, pixel_bounds
-from services.vision_encoder import weights
 from services.vision_encoder.towers import pixel_values
 from services.vision_encoder.towers.encoder import BadPixels, Item, pixel_item
 from services.vision_encoder.towers.native_encoder import NativeEncoder
 from services.vision_encoder.towers.qwen_tower import QwenTower
+from services.vision_encoder.weights import renamed, tower_weights
 from shared.checkpoint.folder import Checkpoint
 
 # Checkpoints have `visual.`; the module tree of newer versions `model.visual.`.
@@ -33,7 +33,7 @@ class Qwen2VLEncoder(NativeEncoder):
     """Tower and merger of one checkpoint."""
 
     config_class: ClassVar[Any] = Qwen2VLConfig
-    tower_class: ClassVar[Any] = Qwen2VisionTransformerPretrainedModel
+    rotary_class: ClassVar[Any] = Qwen2VLVisionRotaryEmbedding
 
     def _load(self, checkpoint: Checkpoint) -> None:
         config: Any = self.config_class.from_dict(checkpoint.config)
@@ -46,12 +46,9 @@ class Qwen2VLEncoder(NativeEncoder):
         settings = {**DEFAULTS, **checkpoint.image_processor_config}
         self._resizing = Resizing.read(settings, pixel_bounds(settings))
         self.hidden_size = int(config.text_config.hidden_size)
-        with torch.device("meta"):
-            tower = self.tower_class._from_config(vision)
-        # Frequencies are computed, not stored: these have to be real.
-        tower.rotary_pos_emb = type(tower.rotary_pos_emb)(vision)
-        weights.load(tower, checkpoint, weights.renamed(checkpoint, _PARTS), self._device)
-        self._tower = QwenTower(tower, self._device)
+        weights = tower_weights(checkpoint, renamed(checkpoint, _PARTS))
+        self._tower = QwenTower(weights, vision, self.rotary_class(vision), self._device)
+        weights.finish()
 
     def cost(self, item: Item) -> int:
         """As the grid says. Raises BadPixels if pixel values and grid differ."""

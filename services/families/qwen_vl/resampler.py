@@ -1,49 +1,60 @@
 """A layer of cross-attention that gives any picture the same number of rows (Bai et al., 2023)."""
 
-from typing import Any
-
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
-
-def resampler_modules(queries: int, inputs: int, size: int, eps: float) -> nn.Module:
-    """The weights, by the names of Qwen-VL's tensors. queries: a square number; inputs: width of the tower; size: width
-    of the result."""
-    attention = nn.ModuleDict({"out_proj": nn.Linear(size, size)})
-    attention.register_parameter("in_proj_weight", nn.Parameter(torch.empty(3 * size, size)))
-    attention.register_parameter("in_proj_bias", nn.Parameter(torch.empty(3 * size)))
-    parts = {"ln_q": nn.LayerNorm(size, eps), "ln_kv": nn.LayerNorm(size, eps), "attn": attention}
-    if inputs != size:
-        parts["kv_proj"] = nn.Linear(inputs, size, bias=False)
-    made = nn.ModuleDict(parts)
-    for name in ("query", "pos_embed"):
-        made.register_parameter(name, nn.Parameter(torch.empty(queries, size)))
-    return made
+from services.families.qwen_vl.sizes import ROWS
+from services.vision_encoder.devices.base.ops import Packed, TowerOps
+from services.vision_encoder.towers.blocks import load_norm
+from shared.weights.named_weights import NamedWeights
 
 
 class Resampler:
     """Learned queries attend to a tower's rows, both with places on a square grid."""
 
-    def __init__(self, modules: Any, heads: int) -> None:
-        """modules: those of `resampler_modules`."""
-        self._modules, self._heads = modules, heads
-        self._projects = "kv_proj" in modules
+    def __init__(
+        self,
+        weights: NamedWeights,
+        name: str,
+        inputs: int,
+        size: int,
+        heads: int,
+        eps: float,
+        ops: TowerOps,
+    ) -> None:
+        """weights: tensors `name`.X. inputs: width of the tower; size: width of the result."""
+        self._ops, self._heads = ops, heads
+        self._query, self._places = (
+            ops.vector(weights.take(f"{name}.{table}", ROWS, size))
+            for table in ("query", "pos_embed")
+        )
+        self._query_norm, self._key_norm = (
+            load_norm(weights, f"{name}.{norm}", size, eps, ops) for norm in ("ln_q", "ln_kv")
+        )
+        self._widen: Packed | None = None
+        if inputs != size:
+            self._widen = ops.pack(weights.take_linear(f"{name}.kv_proj", size, inputs))
+        merged = weights.take_linear(f"{name}.attn.in_proj", 3 * size, size, True)
+        self._qkv = [
+            ops.pack(merged.shard("out", [(first, first + size)]))
+            for first in range(0, 3 * size, size)
+        ]
+        self._output = ops.pack(weights.take_linear(f"{name}.attn.out_proj", size, size, True))
 
     def __call__(self, x: Tensor) -> Tensor:
         """[n, places, inputs] to [n, queries, size]."""
-        own = self._modules
-        values = own.ln_kv(own.kv_proj(x) if self._projects else x)
-        keys = values + places(own.pos_embed, x.shape[1])
-        queries = (own.ln_q(own.query) + own.pos_embed).expand(len(x), -1, -1)
-        weights, biases = own.attn.in_proj_weight.chunk(3), own.attn.in_proj_bias.chunk(3)
+        ops = self._ops
+        rows = x if self._widen is None else ops.linear(x, self._widen)
+        values = ops.norm(rows, self._key_norm)
+        keys = values + places(self._places, x.shape[1])
+        queries = ops.norm(self._query, self._query_norm) + self._places
+        given = (queries.expand(len(x), -1, -1), keys, values)
         q, k, v = (
-            functional.linear(rows, weight, bias).unflatten(-1, (self._heads, -1)).transpose(1, 2)
-            for rows, weight, bias in zip((queries, keys, values), weights, biases, strict=True)
+            ops.linear(rows, layer).unflatten(-1, (self._heads, -1)).transpose(1, 2)
+            for rows, layer in zip(given, self._qkv, strict=True)
         )
         mixed = functional.scaled_dot_product_attention(q, k, v)
-        rows: Tensor = own.attn.out_proj(mixed.transpose(1, 2).flatten(2))
-        return rows
+        return ops.linear(mixed.transpose(1, 2).flatten(2), self._output)
 
 
 def places(table: Tensor, count: int) -> Tensor:

@@ -1,90 +1,66 @@
 """Qwen-VL's tower (after OpenCLIP's ViT-bigG); its resampler, a layer of few rows, stays in torch, one picture at a
 time."""
 
-from typing import Any
-
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from services.families.qwen_vl.resampler import Resampler, places, resampler_modules
+from services.families.qwen_vl.resampler import Resampler, places
 from services.families.qwen_vl.sizes import ROWS, VisualConfig
 from services.vision_encoder.devices.base.ops import TowerOps
-from services.vision_encoder.towers.blocks import Block, norm_of, patch_rows
+from services.vision_encoder.towers.blocks import Block, load_norm, patch_rows
 from services.vision_encoder.towers.square_tower import SquareTower
+from shared.weights.named_weights import NamedWeights
 
 _EPS = 1e-6
 _HEAD = 128  # elements of a head of the resampler
 
 
-def qwen_vl_modules(config: VisualConfig) -> nn.Module:
-    """The weights, by the names of checkpoints."""
-    width, output, patch = config.width, config.output, config.patch_size
-    layers = nn.ModuleList(_layer_modules(config) for _ in range(config.layers))
-    made = nn.ModuleDict(
-        {
-            "conv1": nn.Conv2d(3, width, patch, patch, bias=False),
-            "ln_pre": nn.LayerNorm(width, _EPS),
-            "transformer": nn.ModuleDict({"resblocks": layers}),
-            "attn_pool": resampler_modules(ROWS, width, output, _EPS),
-            "ln_post": nn.LayerNorm(output, _EPS),
-        }
-    )
-    made.register_parameter("positional_embedding", nn.Parameter(torch.empty(ROWS, width)))
-    made.register_parameter("proj", nn.Parameter(torch.empty(output, output)))
-    return made
-
-
 class QwenVLTower:
-    """Pictures to rows. Takes the tower's weights away from the modules it is made of."""
+    """Pictures to rows."""
 
-    def __init__(self, modules: Any, config: VisualConfig, ops: TowerOps) -> None:
-        """modules: those of `qwen_vl_modules`, with the checkpoint's weights."""
+    def __init__(self, weights: NamedWeights, config: VisualConfig, ops: TowerOps) -> None:
+        """weights: tensors by the names of checkpoints behind their common prefix."""
         self._config = config
-        count = (config.image_size // config.patch_size) ** 2
+        width, output, patch = config.width, config.output, config.patch_size
+        count = (config.image_size // patch) ** 2
+        positions = ops.vector(weights.take("positional_embedding", ROWS, width))
+        layers = "transformer.resblocks"
         self._tower = SquareTower(
             ops,
-            ops.pack(modules.conv1),
-            places(modules.positional_embedding, count),
-            [_block(ops, block, config.heads) for block in modules.transformer.resblocks],
+            ops.pack(weights.take_convolution("conv1", width, 3, patch, patch)),
+            places(positions, count),
+            [_block(weights, f"{layers}.{i}", config, ops) for i in range(config.layers)],
             config.heads,
-            norm=norm_of(modules.ln_pre),
+            norm=load_norm(weights, "ln_pre", width, _EPS, ops),
         )
-        self._pool = Resampler(modules.attn_pool, max(1, config.output // _HEAD))
-        self._after, self._projection = modules.ln_post, modules.proj
+        heads = max(1, output // _HEAD)
+        self._plain = TowerOps(ops.device, ops.dtype)
+        self._pool = Resampler(weights, "attn_pool", width, output, heads, _EPS, self._plain)
+        self._after = load_norm(weights, "ln_post", output, _EPS, ops)
+        self._projection = ops.vector(weights.take("proj", output, output))
 
     def __call__(self, pixels: Tensor) -> Tensor:
         """[n, 3, side, side] to [n, rows, hidden size of the language model]."""
         states = self._tower(patch_rows(pixels, self._config.patch_size))
         pictures = states[self._config.layers].split(1)
-        return torch.cat([self._after(self._pool(one)) @ self._projection for one in pictures])
+        return torch.cat([self._project(one) for one in pictures])
+
+    def _project(self, picture: Tensor) -> Tensor:
+        return self._plain.norm(self._pool(picture), self._after) @ self._projection
 
 
-def _layer_modules(config: VisualConfig) -> nn.Module:
-    width, inner = config.width, config.inner
-    attention = {"in_proj": nn.Linear(width, 3 * width), "out_proj": nn.Linear(width, width)}
-    mlp = {"c_fc": nn.Linear(width, inner), "c_proj": nn.Linear(inner, width)}
-    return nn.ModuleDict(
-        {
-            "ln_1": nn.LayerNorm(width, _EPS),
-            "attn": nn.ModuleDict(attention),
-            "ln_2": nn.LayerNorm(width, _EPS),
-            "mlp": nn.ModuleDict(mlp),
-        }
-    )
-
-
-def _block(ops: TowerOps, block: Any, heads: int) -> Block:
+def _block(weights: NamedWeights, layer: str, config: VisualConfig, ops: TowerOps) -> Block:
+    width, inner, heads = config.width, config.inner, config.heads
+    qkv = weights.take_linear(f"{layer}.attn.in_proj", 3 * width, width, True)
     # Each head's queries, keys and values lie together; all queries come first here, then all keys and all values.
-    merged = block.attn.in_proj
-    for name in ("weight", "bias"):
-        stored = getattr(merged, name).data
-        apart = stored.unflatten(0, (heads, 3, -1)).transpose(0, 1).flatten(0, 2)
-        setattr(merged, name, nn.Parameter(apart.contiguous(), requires_grad=False))
+    order = np.arange(3 * width).reshape(heads, 3, -1).swapaxes(0, 1).flatten()
+    output = weights.take_linear(f"{layer}.attn.out_proj", width, width, True)
     return Block(
-        norm1=norm_of(block.ln_1),
-        qkv=ops.pack_qkv(merged, heads=heads),
-        output=ops.pack_output(block.attn.out_proj, heads),
-        norm2=norm_of(block.ln_2),
-        up=ops.pack(block.mlp.c_fc, activation="gelu"),
-        down=ops.pack(block.mlp.c_proj),
+        norm1=load_norm(weights, f"{layer}.ln_1", width, _EPS, ops),
+        qkv=ops.pack_qkv(qkv.reordered(order.tolist()), heads),
+        output=ops.pack_output(output, heads),
+        norm2=load_norm(weights, f"{layer}.ln_2", width, _EPS, ops),
+        up=ops.pack(weights.take_linear(f"{layer}.mlp.c_fc", inner, width, True), "gelu"),
+        down=ops.pack(weights.take_linear(f"{layer}.mlp.c_proj", width, inner, True)),
     )

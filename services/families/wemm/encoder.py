@@ -9,12 +9,12 @@ from torch.nn import functional as F
 
 from services.families.family import ItemSize
 from services.families.wemm.sizes import Resizing, processor
-from services.families.wemm.tower import WeMMTower, wemm_modules
+from services.families.wemm.tower import WeMMTower
 from services.families.wemm.vision_config import WeMMVisionConfig
-from services.vision_encoder import weights
 from services.vision_encoder.towers import pixel_values
 from services.vision_encoder.towers.encoder import BadPixels, Item, pixel_item
 from services.vision_encoder.towers.native_encoder import NativeEncoder
+from services.vision_encoder.weights import renamed, tower_weights
 from shared.checkpoint.folder import Checkpoint
 
 _PARTS = (
@@ -33,10 +33,9 @@ class WeMMEncoder(NativeEncoder):
         self._resizing = Resizing.of(checkpoint, processor(checkpoint))
         self._patch = config.tower.patch_size
         self.hidden_size = int(checkpoint.text_config["hidden_size"])
-        with torch.device("meta"):
-            modules = wemm_modules(config)
-        weights.load(modules, checkpoint, weights.renamed(checkpoint, _PARTS), self._device)
-        self._tower = WeMMTower(modules, config, self._device)
+        weights = tower_weights(checkpoint, renamed(checkpoint, _PARTS))
+        self._tower = WeMMTower(weights, config, self._device)
+        weights.finish()
 
     def cost(self, item: Item) -> int:
         """Patches. Raises BadPixels for what is no picture."""

@@ -5,18 +5,18 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
 from math import prod
-from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from services.families.wemm.sizes import JOINED
 from services.families.wemm.vision_config import Downsampling, WeMMVisionConfig
 from services.vision_encoder.devices.base.device import Device
-from services.vision_encoder.devices.base.ops import Packed
-from services.vision_encoder.towers.blocks import norm_of, patch_rows, run_blocks
-from services.vision_encoder.towers.clip_modules import Table, clip_modules
-from services.vision_encoder.towers.clip_tower import clip_blocks
+from services.vision_encoder.devices.base.ops import Packed, TowerOps
+from services.vision_encoder.towers.blocks import load_norm, patch_rows, run_blocks
+from services.vision_encoder.towers.clip_tower import clip_blocks, clip_patches, clip_positions
+from shared.weights.named_weights import NamedWeights
 
 Grid = tuple[int, int]  # rows and columns of patches
 
@@ -25,38 +25,19 @@ _BEFORE, _BEHIND = 0, 1
 _KNOWN_GRIDS = 16
 
 
-def wemm_modules(config: WeMMVisionConfig) -> nn.Module:
-    """The weights, by the names of checkpoints but for `tower`, `downsampler` and `separators`."""
-    tower = clip_modules(config.tower, config.tower.num_layers)
-    tower["post_layernorm"] = nn.LayerNorm(config.tower.hidden_size, config.tower.eps)
-    down = config.downsampling
-    layers: list[nn.Module] = []
-    for _ in range(down.depth - 1):
-        layers += [nn.Identity(), nn.Linear(down.width, down.width, bias=down.bias)]
-    joins = nn.Conv2d(down.inputs, down.width, JOINED, JOINED, bias=down.bias)
-    downsampler = {"group_op": joins, "linear_model": nn.ModuleList(layers)}
-    return nn.ModuleDict(
-        {
-            "tower": tower,
-            "downsampler": nn.ModuleDict(downsampler),
-            "separators": Table(*config.separators),
-        }
-    )
-
-
 class WeMMTower:
-    """Pictures to rows. Takes the weights away from the modules it is made of."""
+    """Pictures to rows."""
 
-    def __init__(self, modules: Any, config: WeMMVisionConfig, device: Device) -> None:
-        """modules: those of `wemm_modules`, with the checkpoint's weights."""
-        tower, ops = modules.tower, device.ops
-        self._device, self._ops, self._config = device, ops, config.tower
-        self._patches = ops.pack(tower.embeddings.patch_embedding)
-        self._positions = tower.embeddings.position_embedding.weight
-        self._blocks = clip_blocks(ops, tower.encoder.layers, config.tower)
-        self._norm = norm_of(tower.post_layernorm)
-        self._down = _downsampler(modules.downsampler, config.downsampling, device)
-        self._marks = modules.separators.weight
+    def __init__(self, weights: NamedWeights, config: WeMMVisionConfig, device: Device) -> None:
+        """weights: tensors `tower`.X, `downsampler`.X and `separators`.weight."""
+        tower, ops = config.tower, device.ops
+        self._device, self._ops, self._config = device, ops, tower
+        self._patches = clip_patches(weights, tower, ops)
+        self._positions = clip_positions(weights, tower, ops)
+        self._blocks = clip_blocks(weights, tower, tower.num_layers, ops)
+        self._norm = load_norm(weights, "tower.post_layernorm", tower.hidden_size, tower.eps, ops)
+        self._down = _downsampler(weights, config.downsampling, ops)
+        self._marks = ops.vector(weights.take("separators.weight", *config.separators))
         self._buckets = config.tower.image_size // config.tower.patch_size
 
     def __call__(self, pictures: Sequence[Tensor]) -> list[Tensor]:
@@ -85,15 +66,19 @@ class WeMMTower:
         return [torch.cat([before, some, behind]) for some in torch.split(rows, counts)]
 
 
-def _downsampler(modules: Any, config: Downsampling, device: Device) -> list[Packed]:
+def _downsampler(weights: NamedWeights, config: Downsampling, ops: TowerOps) -> list[Packed]:
     """Its convolution, over rows of the values of sixteen patches, and the perceptron behind it."""
-    joins = modules.group_op
-    by_patch = joins.weight.data.permute(0, 2, 3, 1).contiguous()
-    joins.weight = nn.Parameter(by_patch, requires_grad=False)
-    layers = [joins, *modules.linear_model[1::2]]
+    inputs, width, bias = config.inputs, config.width, config.bias
+    kernel = (inputs, JOINED, JOINED)
+    joins = weights.take_convolution("downsampler.group_op", width, *kernel, bias=bias)
+    # Stored are each channel's patches; a row has each patch's channels.
+    by_patch = np.arange(joins.inputs).reshape(-1, inputs).T.flatten()
+    layers = [joins.spread("in", by_patch.tolist(), joins.inputs)]
+    for i in range(1, 2 * config.depth - 1, 2):
+        layers.append(weights.take_linear(f"downsampler.linear_model.{i}", width, width, bias))
     activations = [config.activation] * (len(layers) - 1) + [""]
     pairs = zip(layers, activations, strict=True)
-    return [device.ops.pack(layer, activation=activation) for layer, activation in pairs]
+    return [ops.pack(layer, activation) for layer, activation in pairs]
 
 
 @lru_cache(_KNOWN_GRIDS)

@@ -8,11 +8,11 @@ import torch
 
 from services.families.family import ItemSize
 from services.families.xcomposer2.sizes import LINE_MARK, TILE, TOWER, WHOLE_MARK, Tiling, tiles
-from services.families.xcomposer2.tower import XComposer2Tower, xcomposer2_modules
-from services.vision_encoder import weights
+from services.families.xcomposer2.tower import XComposer2Tower
 from services.vision_encoder.towers import pixel_values
 from services.vision_encoder.towers.encoder import BadPixels, Item, pixel_item
 from services.vision_encoder.towers.native_encoder import NativeEncoder
+from services.vision_encoder.weights import renamed, tower_weights
 from shared.checkpoint.folder import Checkpoint
 from shared.model_config.llava import TowerConfig
 
@@ -34,15 +34,14 @@ class XComposer2Encoder(NativeEncoder):
         self._tiling = Tiling.read(checkpoint)
         self.hidden_size = int(checkpoint.config["hidden_size"])
         config = _tower(checkpoint, self._tiling)
-        with torch.device("meta"):
-            modules = xcomposer2_modules(config, self.hidden_size, tiled=bool(self._tiling.most))
 
         def unused(name: str) -> bool:
             return bool(_UNUSED.match(name))
 
-        names = weights.renamed(checkpoint, _PARTS)
-        weights.load(modules, checkpoint, names, self._device, unused)
-        self._tower = XComposer2Tower(modules, config, self._device.ops)
+        weights = tower_weights(checkpoint, renamed(checkpoint, _PARTS), unused)
+        tiled = bool(self._tiling.most)
+        self._tower = XComposer2Tower(weights, config, self.hidden_size, tiled, self._device.ops)
+        weights.finish()
 
     def cost(self, item: Item) -> int:
         """Patches. Raises BadPixels for what is no picture of squares."""

@@ -2,50 +2,37 @@
 the ends of lines (InternLM-XComposer, `build_mlp.py`)."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from services.families.xcomposer2.sizes import LINE_MARK, TILE, WHOLE_MARK
 from services.vision_encoder.devices.base.ops import TowerOps
 from services.vision_encoder.towers.blocks import patch_rows
-from services.vision_encoder.towers.clip_modules import clip_modules
 from services.vision_encoder.towers.clip_tower import clip_tower
 from shared.model_config.llava import TowerConfig
+from shared.weights.named_weights import NamedWeights
 
 _JOINED = 2  # patches of an edge that become one row, in tiles
 
 
-def xcomposer2_modules(config: TowerConfig, text_size: int, tiled: bool) -> nn.Module:
-    """The weights, by the names of checkpoints but for `tower` and `projector`. text_size: width of the language
-    model."""
-    width = config.hidden_size * (_JOINED**2 if tiled else 1)
-    layers = [nn.Linear(width, text_size), nn.Identity(), nn.Linear(text_size, text_size)]
-    tower = clip_modules(config, config.num_layers)
-    made = nn.ModuleDict({"tower": tower, "projector": nn.ModuleList(layers)})
-    if tiled:
-        made.register_parameter(WHOLE_MARK, nn.Parameter(torch.empty(1, 1, width)))
-        made.register_parameter(LINE_MARK, nn.Parameter(torch.empty(1, 1, 1, width)))
-    return made
-
-
 class XComposer2Tower:
-    """Pictures to rows. Takes the weights away from the modules it is made of."""
+    """Pictures to rows."""
 
-    def __init__(self, modules: Any, config: TowerConfig, ops: TowerOps) -> None:
-        """modules: those of `xcomposer2_modules`, with the checkpoint's weights."""
-        self._ops, self._config = ops, config
-        self._tower = clip_tower(ops, modules.tower, config)
-        up, _, down = modules.projector
-        self._up, self._down = ops.pack(up, activation="gelu"), ops.pack(down)
-        self._tiled = hasattr(modules, WHOLE_MARK)
-        if self._tiled:
-            self._whole_mark, self._line_mark = (
-                getattr(modules, WHOLE_MARK)[0],
-                getattr(modules, LINE_MARK)[0],
-            )
+    def __init__(
+        self, weights: NamedWeights, config: TowerConfig, text_size: int, tiled: bool, ops: TowerOps
+    ) -> None:
+        """weights: tensors `tower`.X, `projector`.X and, with tiles, the two marks. text_size: width of the language
+        model."""
+        self._ops, self._config, self._tiled = ops, config, tiled
+        self._tower = clip_tower(weights, config, config.num_layers, ops)
+        width = config.hidden_size * (_JOINED**2 if tiled else 1)
+        self._up = ops.pack(weights.take_linear("projector.0", text_size, width, True), "gelu")
+        self._down = ops.pack(weights.take_linear("projector.2", text_size, text_size, True))
+        if tiled:
+            self._whole_mark = ops.vector(weights.take(WHOLE_MARK, 1, 1, width)[0])
+            self._line_mark = ops.vector(weights.take(LINE_MARK, 1, 1, 1, width)[0])
 
     def __call__(self, pictures: Sequence[Tensor]) -> list[Tensor]:
         """Rows [rows, width of the language model] of each picture [1, 3, height, width]."""

@@ -32,6 +32,7 @@ class KeyHeader:
 
 
 BEARER = KeyHeader("Authorization", "Bearer")
+X_API_KEY = KeyHeader("X-Api-Key")
 
 
 class ApiKeys:

@@ -44,7 +44,7 @@ def make_spec(
     spec = RequestSpec(
         request_id=request_id,
         model=request.adapter or model.name,
-        lora_id=model.adapters[request.adapter].lora_id if request.adapter else "",
+        lora_id=request.lora_id,
         prompt=prepared.token_ids,
         media=prepared.media,
         sampling=sampling,
@@ -62,6 +62,8 @@ def make_spec(
     )
     if request.pooling is not None:
         spec.pooling.CopyFrom(request.pooling)
+    if request.constraint is not None:
+        spec.reply.form_field = request.constraint.field
     if spec.reply.HasField("message"):
         _read_beginning(spec, request, prepared, model)
     return spec

@@ -3,6 +3,9 @@
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
+
+import msgspec
 
 from services.gateway.admission.admission import Admission
 from services.gateway.admission.answer_limits import AnswerLimits
@@ -13,17 +16,19 @@ from services.gateway.admission.request_options import (
     json_fingerprint,
     read_request_options,
 )
-from services.gateway.decoding.decode import off_loop
+from services.gateway.decoding.decode import decode, off_loop
 from services.gateway.following.answer import Answer
 from services.gateway.http.exchange import BodyLimits, Exchange
 from services.gateway.model.served_model import ServedModel
-from services.gateway.reading.data_urls import DecodedBody
+from services.gateway.reading.data_urls import DecodedBody, InlineMedia
 from services.gateway.reading.options import GenerationOptions
 from services.gateway.reading.sampling.bad_words import BAD_WORDS_TIMES
 from services.gateway.reading.valid_request import ValidRequest
 from services.gateway.telemetry.metrics import Metrics
 from shared.errors import InvalidRequest, ServingError
 from shared.queue.keys import model_tag, new_request_id
+
+_B = TypeVar("_B", bound=msgspec.Struct)
 
 # A body's bytes as requests, and what it asks for beside its answer.
 Reader = Callable[[Exchange, bytes], tuple[list[ValidRequest], RequestOptions]]
@@ -65,6 +70,20 @@ class Generating:
             name = "Last-Event-ID"
             raise InvalidRequest("INVALID_HEADER", f"{name} is for streams", field=name)
         return options
+
+    def reader(
+        self,
+        kind: type[_B],
+        read: Callable[[_B, ServedModel], tuple[ValidRequest, GenerationOptions]],
+    ) -> Reader:
+        """How bodies of a kind are read that have one prompt and whose media stay in them."""
+
+        def of_body(exchange: Exchange, body: bytes) -> tuple[list[ValidRequest], RequestOptions]:
+            request, options = read(decode(body, kind), self.model)
+            found = DecodedBody(options, body, InlineMedia())
+            return [request], self.read_options(exchange, found)
+
+        return of_body
 
     async def answer(
         self,

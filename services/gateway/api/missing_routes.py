@@ -25,9 +25,6 @@ _INSTEAD: Mapping[str, Sequence[str]] = {
         "/v1/vector_stores", "/v1/containers",
     ),
     "this server neither trains nor evaluates": ("/v1/fine_tuning", "/v1/evals"),
-    "a server has its adapters from its start to its end: --lora-modules names them": (
-        "/v1/load_lora_adapter", "/v1/unload_lora_adapter",
-    ),
     "a server has one model from its start to its end": ("/sleep", "/wake_up", "/is_sleeping"),
     "/v1/models, /version and /metrics say what is served": (
         "/v1/engines", "/server_info", "/get_model_info", "/get_server_info",

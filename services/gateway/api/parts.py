@@ -11,6 +11,7 @@ from services.gateway.admission.request_options import Timeouts
 from services.gateway.admission.resume import Resumption
 from services.gateway.api.generating import Generating
 from services.gateway.api.grpc_generating import GrpcGenerating
+from services.gateway.api.grpc_pooling import GrpcPooling
 from services.gateway.api.pooling import Pooling
 from services.gateway.api.reply_forms import ReplyForms
 from services.gateway.following.follower import Follower
@@ -19,6 +20,7 @@ from services.gateway.http.endpoint import Endpoint, ReplyForm
 from services.gateway.http.exchange import BodyLimits
 from services.gateway.http.inner_calls import InnerCalls
 from services.gateway.lasting_work import LastingWork
+from services.gateway.model.adapter_loading import AdapterLoading
 from services.gateway.model.served_model import ServedModel
 from services.gateway.slices import Slices
 from services.gateway.telemetry.metrics import Metrics
@@ -60,6 +62,7 @@ class Parts:
     held_requests: HeldRequests
     resumption: Resumption
     admission: Admission
+    adapters: AdapterLoading
     responses: ResponseStore
     files: FileStore
     file_limits: FileLimits
@@ -69,6 +72,7 @@ class Parts:
     generating: Generating
     pooling: Pooling
     grpc_generating: GrpcGenerating
+    grpc_pooling: GrpcPooling
 
 
 @dataclass(frozen=True, slots=True)

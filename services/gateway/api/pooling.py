@@ -1,7 +1,7 @@
 """How a body whose prompts become vectors is answered, whatever its API."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -29,7 +29,7 @@ from shared.net import tasks
 from shared.queue.keys import model_tag, new_request_id
 
 # Each text becomes a message of its own: a small body may have so many that this takes long.
-_READ_TIMES = 16
+READ_TIMES = 16
 _ENTRY = re.compile(r"prompt(?:\[(\d+)\])?(.*)", re.DOTALL)
 
 
@@ -45,12 +45,18 @@ Write = Callable[[str, Sequence[PooledPrompt]], Iterator[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class PooledBody:
-    """What a body asks for; `fields`: where it has each of the prompts, for errors about them."""
+class PooledPrompts:
+    """What a request asks for; `fields`: where it has each of the prompts, for errors about them."""
 
     requests: Sequence[ValidRequest]
     fields: Sequence[str]
     options: RequestOptions
+
+
+@dataclass(frozen=True, slots=True)
+class PooledBody(PooledPrompts):
+    """What a body asks for, and how its reply is written."""
+
     write: Write
 
 
@@ -94,7 +100,7 @@ class Pooling:
         or has its reply."""
         try:
             body = await exchange.json_body(self._body_limits)
-            asked = await off_loop(partial(read, exchange), body, _READ_TIMES)
+            asked = await off_loop(partial(read, exchange), body, READ_TIMES)
             del body
             exchange.tenant = tenant_of(caller, asked.requests[0].user)
             held = self._answer_limits.take(asked.requests, self.model)
@@ -103,32 +109,38 @@ class Pooling:
             raise
         try:
             async with exchange.while_connected():
-                found = await self._pool(exchange, caller, asked)
+
+                def accepted(is_last: bool) -> None:
+                    exchange.accepted = True
+                    if is_last:
+                        exchange.release_body()
+
+                groups = self.pool(asked, caller, accepted)
+                found = [one async for some in groups for one in some]
                 pieces = asked.write(caller.request_id, found)
                 await exchange.respond_in_pieces(self._slices.joined(pieces))
         finally:
             self._answer_limits.give_back(held)
 
-    async def _pool(
-        self, exchange: Exchange, caller: Caller, asked: PooledBody
-    ) -> list[PooledPrompt]:
-        """Some prompts at a time: those of one body do not fill the queue."""
+    async def pool(
+        self, asked: PooledPrompts, caller: Caller, accepted: Callable[[bool], None]
+    ) -> AsyncGenerator[Sequence[PooledPrompt], None]:
+        """What becomes of the prompts, in their order. Some at a time: those of one request do not fill the queue.
+        `accepted` is told whenever some are, and whether they are the last. Raises ServingError.
+        """
         requests, most = asked.requests, self.model.max_prompts
-        found: list[PooledPrompt] = []
         for first in range(0, len(requests), most):
             answers = await self._accept(asked, first, requests[first : first + most], caller)
-            if first + most >= len(requests):
-                exchange.release_body()
-            exchange.accepted = True
+            accepted(first + most >= len(requests))
             try:
-                found += await tasks.together(map(_pooled, answers))
+                found = await tasks.together(map(_pooled, answers))
             finally:
                 for answer in answers:
                     answer.close()
-        return found
+            yield found
 
     async def _accept(
-        self, asked: PooledBody, first: int, requests: Sequence[ValidRequest], caller: Caller
+        self, asked: PooledPrompts, first: int, requests: Sequence[ValidRequest], caller: Caller
     ) -> list[Answer]:
         """Each prompt is a request of its own, the first one under the exchange's id."""
         is_alone = len(asked.requests) == 1

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import structlog
 
-from services.gateway.endings import COMPLETED
+from services.gateway.endings import COMPLETED, failure_of
 from services.gateway.following.answer_fold import AnswerFold, MessagePiece, Outcome, Piece
 from services.gateway.following.choice_log import ChoiceDelta
 from services.gateway.following.event_id import OPEN, TEXT_SENT, Progress
@@ -27,7 +27,6 @@ from services.gateway.slices import Slices
 from services.gateway.telemetry.metrics import Metrics
 from services.gateway.telemetry.request_log import log_end
 from services.gateway.telemetry.timeline import Timeline
-from shared import errors
 from shared.environment import monotonic
 from shared.errors import Cancelled, Internal, ServingError
 from shared.output_format.deltas import Delta
@@ -283,7 +282,7 @@ class Answer:
         if delta.tokens:
             self._time(delta.choice, len(delta.tokens))
         if ending is not None and ending.reason not in COMPLETED:
-            self._error = self._error or _error_of(ending, self.head.request_id)
+            self._error = self._error or _error_of(ending, self.head)
             ending = None
         if ending is not None:
             self._open -= 1
@@ -355,10 +354,10 @@ def _diverged(request_id: str) -> Internal:
     )
 
 
-def _error_of(ending: Ending, request_id: str) -> ServingError:
+def _error_of(ending: Ending, head: RequestSpec) -> ServingError:
     if ending.reason == FinishReason.FINISH_REASON_CANCELLED:
-        return Cancelled("CANCELLED", f"the request {request_id} was cancelled")
-    return errors.from_failure(ending.failure)
+        return Cancelled("CANCELLED", f"the request {head.request_id} was cancelled")
+    return failure_of(ending, head.reply)
 
 
 def _worst(endings: Sequence[Ending | None]) -> Ending | None:

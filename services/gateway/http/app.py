@@ -157,7 +157,7 @@ class App:
         caller = self._keys.caller(
             exchange.request_id,
             exchange.header,
-            exchange.form.key_headers,
+            (*exchange.form.key_headers, *route.key_headers),
             needed=route.needs_key,
         )
         await route.handler(exchange, replace(caller, client_request_id=exchange.client_request_id))

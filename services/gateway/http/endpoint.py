@@ -6,6 +6,7 @@ from typing import Protocol
 
 import msgspec
 
+from services.gateway.admission.api_keys import KeyHeader
 from services.gateway.admission.caller import Caller
 from services.gateway.following.answer import Answer
 from services.gateway.following.writer import Writer
@@ -27,8 +28,12 @@ class Route:
     # What its bodies are decoded to, and what its JSON replies are; None where they have no Struct.
     body: type[msgspec.Struct] | None = None
     reply: type[msgspec.Struct] | None = None
+    # The fields of its bodies where they are forms (multipart/form-data).
+    form: type[msgspec.Struct] | None = None
     # Whether callers need a key where there are keys.
     needs_key: bool = True
+    # Headers in which its callers may send their key, beside those of the API: for clients of others that call it too.
+    key_headers: Sequence[KeyHeader] = ()
     # Whether it asks for tokens: the log has a line for its end, however it ends.
     generates: bool = False
     # Whether probes call it by address, whatever names the server has.

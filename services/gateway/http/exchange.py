@@ -68,6 +68,8 @@ class Exchange:
         self.started = False
         # The status of the response, once it has begun, and its Content-Length; 0 until then, and of streams.
         self.status = self.response_bytes = 0
+        # Why it failed, where the response is an error.
+        self.reason = ""
         # The path of its route, once it is known.
         self.handler = ""
         # Whether it asks for tokens; whether it was accepted, so that its answer logs its end.
@@ -262,6 +264,7 @@ class Exchange:
 
     async def fail(self, error: ServingError) -> None:
         """A whole response that is an error. What is left unread of the body ends the connection."""
+        self.reason = error.reason
         reply = self.form.error(error)
         headers = error_headers(error, self.form)
         if isinstance(error, BodyTooLarge | TooSlow) or error.reason == "TOO_MANY_BODIES":

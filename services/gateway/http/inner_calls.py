@@ -24,6 +24,8 @@ class InnerReply:
     status: int
     body: bytes
     request_id: str
+    # Why it failed (`ServingError.reason`); empty for an answer.
+    reason: str = ""
 
 
 class InnerCall:
@@ -67,7 +69,8 @@ class InnerCall:
             )
         if not self._is_whole:
             raise Internal("REPLY_BROKE_OFF", f"the reply of {exchange.path} broke off")
-        return InnerReply(self._status, b"".join(self._pieces), exchange.request_id)
+        body = b"".join(self._pieces)
+        return InnerReply(self._status, body, exchange.request_id, exchange.reason)
 
     async def _receive(self) -> Message:
         body, self._body = self._body, None

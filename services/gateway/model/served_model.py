@@ -16,10 +16,10 @@ from services.gateway.model.generation_defaults import GenerationDefaults, read_
 from services.gateway.model.output_forms import OutputForms
 from services.gateway.model.pooled_files import read_pooled
 from services.gateway.model.pooled_model import PooledModel, Task, not_served, tasks_of
+from services.gateway.model.served_adapters import ServedAdapters
 from shared.checkpoint.folder import Checkpoint
 from shared.environment import unix_time
 from shared.errors import NotFound, Precondition
-from shared.lora.adapter import LoraAdapter
 from shared.output_format.detect import AUTO
 from shared.text.templates.template_file import read_template_file
 from shared.text.text_fold import TokenBytes
@@ -56,7 +56,7 @@ class ServedModel:
     # How it writes calls and reasoning.
     forms: OutputForms = field(default_factory=lambda: OutputForms({}))
     # LoRA adapters by the names that requests give.
-    adapters: Mapping[str, LoraAdapter] = field(default_factory=dict)
+    adapters: ServedAdapters = field(default_factory=ServedAdapters)
 
     @classmethod
     def load(
@@ -72,14 +72,14 @@ class ServedModel:
         max_prompts: int = 128,
         calls: str = AUTO,
         reasoning: str = AUTO,
-        adapters: Mapping[str, LoraAdapter] | None = None,
+        adapters: Mapping[str, str] | None = None,
         task: str = AUTO,
         pooling: str = AUTO,
     ) -> "ServedModel":
         """Reads config, generation config, tokenizer and chat template of a checkpoint folder.
 
         `chat_template`: the file of another template than the model's own. `calls`, `reasoning`: how it writes them, by
-        name. `task`, `pooling`: what it is served for, see `read_pooled`.
+        name. `adapters`: digests by name. `task`, `pooling`: what it is served for, see `read_pooled`.
 
         Raises NotFound, InvalidRequest or Precondition, naming the file.
         """
@@ -114,7 +114,7 @@ class ServedModel:
             pooled=read_pooled(checkpoint, words, config.hidden_size, task, pooling),
             clean_up=load_part(record.clean_up)(checkpoint) if record.clean_up else (),
             forms=OutputForms.find(words, with_tools, calls, reasoning),
-            adapters=adapters or {},
+            adapters=ServedAdapters(adapters),
         )
 
     @property
@@ -133,13 +133,21 @@ class ServedModel:
 
     def check_name(self, name: str) -> None:
         """Raises NotFound unless `name` is this model's or that of an adapter."""
-        if name != self.name and name not in self.adapters:
+        self.adapter_of(name)
+
+    def adapter_of(self, name: str) -> str:
+        """The digest of the adapter that is served by a name; empty for the model itself. Raises NotFound."""
+        if name == self.name:
+            return ""
+        lora_id = self.adapters.get(name)
+        if lora_id is None:
             names = ", ".join(map(repr, (self.name, *self.adapters)))
             raise NotFound(
                 "MODEL_NOT_FOUND",
                 f"the model {name!r} does not exist; this server has {names}",
                 field="model",
             )
+        return lora_id
 
 
 def _defaults(checkpoint: Checkpoint, vocab_size: int, max_model_len: int) -> GenerationDefaults:

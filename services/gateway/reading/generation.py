@@ -72,8 +72,16 @@ def mindie_prompt(ids: list[float] | list[int], names: str, model: ServedModel) 
 
 def check_model(name: str | None, model: ServedModel) -> None:
     """Raises NotFound for the name of another model, which is none of its adapters. None means this one."""
-    if name is not None and name not in _NO_MODEL:
-        model.check_name(name)
+    read_adapter(name, model)
+
+
+def read_adapter(name: str | None, model: ServedModel) -> tuple[str, str]:
+    """The name and the digest of the adapter that `model` in a body names; empty for the model itself, which None means
+    too. Raises NotFound for the name of another model."""
+    if name is None or (name in _NO_MODEL and name not in model.adapters):
+        return "", ""
+    lora_id = model.adapter_of(name)
+    return (name, lora_id) if lora_id else ("", "")
 
 
 def check_adapter(field: str, name: str | None, model: ServedModel) -> None:
@@ -98,7 +106,7 @@ def read_generation(
     refuse_unsupported(options)
     if options.thinking_token_budget is not None and not _is_chat(prompt.prepare):
         raise unsupported("thinking_token_budget", "is for chats: leave it out")
-    check_model(options.model, model)
+    adapter, lora_id = read_adapter(options.model, model)
     model.require(Task.GENERATE)
     if options.stream_options is not None and not options.stream:
         raise wrong("stream_options", "is only allowed when stream is true")
@@ -118,7 +126,8 @@ def read_generation(
         ),
         priority=whole("priority", options.priority, -_LAST_PRIORITY, _LAST_PRIORITY) or 0,
         cache_salt=read_cache_salt(options.cache_salt),
-        adapter=name if (name := options.model) and name in model.adapters else "",
+        adapter=adapter,
+        lora_id=lora_id,
         has_short_prompt=is_short(prepare),
         constraint=form or _read_form(options),
     )

@@ -5,6 +5,8 @@ http(s) and file URLs are passed on unread: preprocess says which it takes.
 from collections.abc import Sequence
 from urllib.parse import quote, urlsplit
 
+from services.gateway.decoding.bounds import text, wrong
+from services.gateway.decoding.list_limits import LONGEST_UUID
 from shared.errors import InvalidRequest
 from shared.prompts.data_url import (
     BadDataUrl,
@@ -83,6 +85,24 @@ def read_image_base64(data: str, field: str) -> Media:
     except ValueError as error:  # binascii.Error among them
         raise _wrong(field, f"is not valid base64: {error}") from None
     return read_image_bytes(content, field)
+
+
+def check_item_name(name: str, field: str, *, is_text: bool) -> None:
+    """Raises InvalidRequest for a name that no item may have; `is_text`: of a part that is none."""
+    if not text(field, name, LONGEST_UUID):
+        raise wrong(field, "must not be empty: leave it out for an item without a name")
+    if is_text:
+        raise wrong(field, "is for images and videos: leave it out of a text")
+
+
+def named_image(field: str) -> Media:
+    """An image without a source: the one that was last sent under its name."""
+    return Media(field=field, modality=Modality.MODALITY_IMAGE)
+
+
+def named_video(field: str) -> Video:
+    """A video without a source, likewise."""
+    return Video(field=field, modality=Modality.MODALITY_VIDEO)
 
 
 def path_url(path: str) -> str:

@@ -2,14 +2,13 @@
 has the model's processor.
 """
 
-import json
 from typing import Annotated
 
 import msgspec
 
 from services.gateway.decoding.about import about
-from services.gateway.decoding.bounds import wrong
 from services.gateway.decoding.list_limits import LONGEST_MEDIA_OPTIONS
+from services.gateway.reading.json_field import object_text
 from services.gateway.reading.unsupported import UnsupportedFields
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest
 
@@ -38,27 +37,11 @@ class MediaFields(UnsupportedFields, kw_only=True):
 
 def read_media_options(body: MediaFields, prepare: PrepareRequest) -> None:
     """Hands the options on with a prompt that has media. Raises InvalidRequest naming the field."""
-    processor = _object("mm_processor_kwargs", body.mm_processor_kwargs)
-    reading = _object("media_io_kwargs", body.media_io_kwargs)
+    processor = object_text("mm_processor_kwargs", body.mm_processor_kwargs, LONGEST_MEDIA_OPTIONS)
+    reading = object_text("media_io_kwargs", body.media_io_kwargs, LONGEST_MEDIA_OPTIONS)
     if (processor or reading) and _has_media(prepare):
         prepare.media_options.mm_processor_kwargs_json = processor
         prepare.media_options.media_io_kwargs_json = reading
-
-
-def _object(field: str, raw: msgspec.Raw) -> str:
-    """The field as JSON; empty where there is nothing in it."""
-    given = bytes(raw)
-    if given in (b"", b"null"):
-        return ""
-    if len(given) > LONGEST_MEDIA_OPTIONS:
-        raise wrong(field, f"must not be longer than {LONGEST_MEDIA_OPTIONS} bytes as JSON")
-    if not given.startswith(b"{"):
-        raise wrong(field, "must be an object", "INVALID_TYPE")
-    try:
-        found = json.loads(given)
-    except (ValueError, RecursionError) as error:
-        raise wrong(field, f"cannot be passed on: {error}") from None
-    return json.dumps(found) if found else ""
 
 
 def _has_media(prepare: PrepareRequest) -> bool:

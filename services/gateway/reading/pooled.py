@@ -1,6 +1,7 @@
 """Prompts that become vectors: their options, and validated requests."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -8,7 +9,7 @@ import msgspec
 from services.gateway.decoding.about import about
 from services.gateway.decoding.bounds import at_most, whole, wrong
 from services.gateway.decoding.decode import Whole
-from services.gateway.model.pooled_model import PooledModel
+from services.gateway.model.pooled_model import Floats, PooledModel, Task
 from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.generation import (
     Prompt,
@@ -41,7 +42,12 @@ class PooledFields(msgspec.Struct, kw_only=True):
         str | None, about("up to 512 characters: the tenant, where no API key is checked")
     ] = None
     truncate_prompt_tokens: Annotated[
-        Whole | None, about("keeps so many tokens of a text's beginning; -1 what the model takes")
+        Whole | None,
+        about(
+            "keeps so many tokens of a text's beginning, the tokenizer's own end tokens among them; -1 what the model"
+            " takes; not with `messages`",
+            "refuses what is too long",
+        ),
     ] = None
     add_special_tokens: Annotated[
         bool | None, about("whether the tokenizer's own tokens go around a text")
@@ -121,6 +127,16 @@ def read_dimensions(value: float | None, pooled: PooledModel) -> int:
     return count
 
 
+def finishing(
+    pooled: PooledModel, dimensions: float | None, activates: bool | None
+) -> Callable[[Floats], Floats]:
+    """From a vector as decoders give it to what a reply shows: so many numbers of it, of length 1 or as probabilities.
+    Raises InvalidRequest where the model is not made for fewer.
+    """
+    kept = read_dimensions(dimensions, pooled)
+    return partial(pooled.finished, dimensions=kept, activates=activates)
+
+
 def read_prompt_name(value: str | None, pooled: PooledModel) -> str:
     """The text that goes before others, by the name that the model's files give it. Raises InvalidRequest."""
     if value is None:
@@ -131,6 +147,23 @@ def read_prompt_name(value: str | None, pooled: PooledModel) -> str:
             "prompt_name", f"must be one of this model's prompts ({known}), not {value[:32]!r}"
         )
     return pooled.prompts[value]
+
+
+def read_task(name: str | None, model: ServedModel) -> Task:
+    """The task that a request names; the server's own where it names none. Raises InvalidRequest."""
+    if name is None:
+        return model.tasks[0]
+    known = [task.value for task in Task if task is not Task.GENERATE]
+    if name not in known:
+        raise wrong("task", f"must be one of {', '.join(known)}, not {name[:32]!r}")
+    return Task(name)
+
+
+def require_messages_alone(inputs: object, prompt_name: str | None) -> None:
+    """Raises InvalidRequest for what cannot be sent beside a conversation."""
+    for name, value in (("input", inputs), ("prompt_name", prompt_name)):
+        if value is not None:
+            raise wrong(name, "cannot be combined with messages: leave one of them out")
 
 
 def joined(query: str, document: str) -> Prompt:

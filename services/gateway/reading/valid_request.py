@@ -29,8 +29,9 @@ class ValidRequest:
     priority: int = 0
     # Only requests with the same share computed prefixes; empty is none.
     cache_salt: str = ""
-    # Name of the adapter; empty is the model itself.
+    # Name and digest of the adapter; empty is the model itself. The name may get another digest, the request does not.
     adapter: str = ""
+    lora_id: str = ""
     # Whether `prepare` goes to preprocess together with others (`prompt_stream.py`).
     has_short_prompt: bool = True
     # The form of the answer: `sampling` has its grammar once that is compiled, before the request is admitted.

@@ -13,6 +13,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from shared.environment import unix_time
 from tessera.scheduler.v1.scheduler_pb2 import DecoderLoad
 
 _FIRST = 0  # the engine that has what belongs to no engine
@@ -87,6 +88,7 @@ class SchedulerLoad(Collector):
             "vllm:num_preemptions", "Preemptions since the lease.", lambda d: d.preemptions
         )
         yield self._cache_info()
+        yield from self._adapters()
         yield self._step_tokens()
         yield from self._steps()
         text = "Bytes of all files, and of the results of batches."
@@ -130,6 +132,23 @@ class SchedulerLoad(Collector):
             labels = [self._model_name, str(engine), *map(str, sizes), "True"]
             family.add_metric(labels, 1)
         return family
+
+    def _adapters(self) -> Iterable[Metric]:
+        """Which adapters sequences have, with vLLM's labels and its value: readers take the latest of several."""
+        decoders = [decoder for _, decoder in self._engines()]
+        most = max((decoder.max_adapters for decoder in decoders), default=0)
+        if not most:
+            return
+        family = GaugeMetricFamily(
+            "vllm:lora_requests_info",
+            "Adapters of running and of waiting sequences; the value is the time in seconds since the epoch.",
+            labels=["max_lora", "waiting_lora_adapters", "running_lora_adapters"],
+        )
+        waiting = {name for decoder in decoders for name in decoder.waiting_adapters}
+        running = {name for decoder in decoders for name in decoder.running_adapters}
+        labels = [str(most), ",".join(sorted(waiting)), ",".join(sorted(running))]
+        family.add_metric(labels, unix_time())
+        yield family
 
     def _step_tokens(self) -> Metric:
         family = HistogramMetricFamily(

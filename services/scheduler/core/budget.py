@@ -96,7 +96,8 @@ class Capacity:
     max_step_tokens: int = 0  # of a step with a part that needs more than max_batched_tokens
     has_state: bool = False  # a sequence is more than its blocks
     num_encoder_blocks: int = 0  # for the keys of media, where layers attend to them
-    adapters: frozenset[str] = frozenset()  # digests of those that it has
+    adapters: frozenset[str] = frozenset()  # digests of those that it has for as long as it runs
+    max_adapters: int = 0  # that plans may load beside them
 
     @property
     def reuses_blocks(self) -> bool:
@@ -124,8 +125,9 @@ class Capacity:
         return self.has_adapter(sequence) and sequence.length_limit <= self.max_tokens_of_one
 
     def has_adapter(self, sequence: Sequence) -> bool:
-        """Whether a sequence's adapter, if it has one, is here."""
-        return not sequence.lora_id or sequence.lora_id in self.adapters
+        """Whether a sequence's adapter, if it has one, is here or can be loaded."""
+        can_load = self.max_adapters > 0 and bool(sequence.lora_folder)
+        return not sequence.lora_id or sequence.lora_id in self.adapters or can_load
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold so many tokens."""
@@ -144,7 +146,7 @@ class Capacity:
                 "ADAPTER_CHANGED",
                 "no decoder in service has the adapter that the request was admitted with, whose digest is"
                 f" {sequence.lora_id[:64]}: send the request again, and give gateways and decoders the same"
-                " --lora-modules",
+                " --lora-modules and --allowed-adapter-dir",
             )
         if sequence.prompt_len >= longest:
             yield (
@@ -278,11 +280,13 @@ class StepBudget:
         """Tokens that a chunk may have which starts at index `start` of its sequence."""
         if not self._plan.has_decoding:
             return self.whole
-        tokens = self.whole - self._capacity.max_batched_tokens // _RESERVED_SHARE
-        if not self._target or not self._costs.of_token:
-            return tokens
         block = self._capacity.block_size
         given = self._plan.num_tokens - self._decoding
+        reserved = self._capacity.max_batched_tokens // _RESERVED_SHARE
+        # Where so many decode that little more is left, the reserve is what a waiting prompt gets on with.
+        tokens = max(self.whole - reserved, min(self.whole, block - given))
+        if not self._target or not self._costs.of_token:
+            return tokens
         in_target = self._in_time(start, self._target) // block * block
         half = self._in_time(start, 2 * self._decoding_takes)
         return min(tokens, max(in_target, half, block - given))

@@ -38,6 +38,8 @@ class StepPlan(PlanColumns[list[int]]):
     new: list[tuple[int, Sequence]] = field(default_factory=list)  # slot, sequence
     fetch: list[Any] = field(default_factory=list)
     release: list[bytes] = field(default_factory=list)
+    load_adapters: list[tuple[str, str]] = field(default_factory=list)  # digest, folder
+    unload_adapters: list[str] = field(default_factory=list)
     sealed_hashes: list[bytes] = field(default_factory=list)
     num_tokens: int = 0  # to compute
     num_pairs: int = 0  # of these and the tokens that they attend to, themselves included
@@ -64,7 +66,8 @@ class StepPlan(PlanColumns[list[int]]):
     def is_empty(self) -> bool:
         """Whether the decoder need not be told anything now. What is sealed can wait for the next plan."""
         columns = any(getattr(self, name) for name in _URGENT_COLUMNS)
-        return not (columns or self.fetch or self.release)
+        adapters = self.load_adapters or self.unload_adapters
+        return not (columns or self.fetch or self.release or adapters)
 
     @property
     def num_swapped(self) -> int:

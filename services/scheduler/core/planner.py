@@ -200,7 +200,7 @@ class Planner:
 
     def _admit(self, step: PendingStep, budget: StepBudget) -> bool:
         """Starts waiting sequences by rank and gives each its first row, while budget, slots and blocks last. Those
-        that wait for embeddings are passed over. Returns whether one was kept out for want of blocks.
+        that wait for embeddings or an adapter are passed over. Returns whether one was kept out for want of blocks.
         """
         state = self._state
         admitted, lacks_blocks, held_up = 0, False, self._must_leave_room()
@@ -239,16 +239,16 @@ class Planner:
             first is not None
             and isolation.is_turn_of_others
             and first.status is SequenceStatus.WAITING
-            and self._state.media.plannable(first, 0) == first.num_tokens
+            and self._state.is_ready(first)
         )
 
     def _may_start(self, sequence: Sequence, start: int) -> bool:
-        """Whether the embeddings that it needs first are there. Sequences that will wait for embeddings halfway leave
-        half of the slots and blocks to others, however long that takes.
+        """Whether its adapter is there, and the embeddings that it needs first. Sequences that will wait for embeddings
+        halfway leave half of the slots and blocks to others, however long that takes.
         """
         state = self._state
         known = self._known(sequence, start)
-        if known <= 0:
+        if known <= 0 or not state.adapters.may_start(sequence):
             return False
         if start + known == sequence.num_tokens or state.slots.holds(sequence):
             return True

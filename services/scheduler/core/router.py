@@ -166,9 +166,13 @@ class Router(Generic[Link]):
         if sequence.length_limit <= self._shortest and not sequence.lora_id:
             return self._lines
         fitting = [line for line in self._lines if line.holds(sequence)]
-        return (
-            fitting or [line for line in self._lines if line.has_adapter(sequence)] or self._lines
-        )
+        if not fitting:
+            return [line for line in self._lines if line.can_have_adapter(sequence)] or self._lines
+        with_adapter = [line for line in fitting if line.has_adapter(sequence)]
+        # Elsewhere it is read first, which is worth it where it would have to wait otherwise.
+        if any(line.has_room(sequence) for line in with_adapter):
+            return with_adapter
+        return fitting
 
     def _compared(
         self,
@@ -222,9 +226,13 @@ class _Line(Generic[Link]):
         """Whether a sequence can run here to its end."""
         return self._capacity.holds(sequence)
 
-    def has_adapter(self, sequence: Sequence) -> bool:
-        """Whether its adapter, if it has one, is here."""
+    def can_have_adapter(self, sequence: Sequence) -> bool:
+        """Whether its adapter, if it has one, is here or can be loaded."""
         return self._capacity.has_adapter(sequence)
+
+    def has_adapter(self, sequence: Sequence) -> bool:
+        """Whether its adapter, if it has one, is here now."""
+        return self._state.adapters.has(sequence.lora_id)
 
     def has_room(self, sequence: Sequence) -> bool:
         """Whether a sequence can begin here before others have ended."""

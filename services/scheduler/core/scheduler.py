@@ -103,6 +103,19 @@ class Scheduler:
             self._end_with_error(progress, sequence, error)
         return progress
 
+    def adapter_loaded(self, lora_id: str) -> None:
+        """The decoder has an adapter: its sequences may start."""
+        self.state.adapters.loaded(lora_id)
+
+    def adapter_failed(self, lora_id: str, error: Error) -> StepProgress:
+        """The decoder could not read an adapter: the sequences that wait for it end."""
+        progress = StepProgress()
+        if self.state.adapters.failed(lora_id):
+            for sequence in self.state.sequences():
+                if sequence.lora_id == lora_id:
+                    self._end_with_error(progress, sequence, error)
+        return progress
+
     def complete(self, output: StepOutput) -> StepProgress:
         """Takes the answer to the oldest plan in flight. Returns what each sequence gained."""
         state = self.state

@@ -35,11 +35,14 @@ INVALID_ARGUMENT, INTERNAL = 3, 13  # numbers of gRPC
 
 
 class Error(NamedTuple):
-    """What went wrong: a word for programs, a sentence for people, and the gRPC status that says whose fault it is."""
+    """What went wrong: a word for programs, a sentence for people, the gRPC status that says whose fault it is, and the
+    field of the request that it is about, if it is about one.
+    """
 
     reason: str
     message: str
     code: int = INTERNAL
+    field: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,7 @@ class Sequence:
     stop_search: StopSearch | None = None
     media: tuple[MediaSpan, ...] = ()
     lora_id: str = ""
+    lora_folder: str = ""  # where a decoder finds its adapter; empty where it is not known
     cache_salt: bytes = b""
     content: bytes = b""  # digest of the weights that compute it; empty where it is not known
     priority: int = 0  # lower goes first, under the policy of that name
@@ -181,6 +185,7 @@ class Sequence:
             min_tokens=self.min_tokens,
             media=self.media,
             lora_id=self.lora_id,
+            lora_folder=self.lora_folder,
             cache_salt=self.cache_salt,
             content=self.content,
             priority=self.priority,

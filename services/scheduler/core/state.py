@@ -3,6 +3,7 @@
 from bisect import insort
 from collections import deque
 
+from services.scheduler.core.adapters import AdapterPlaces
 from services.scheduler.core.beams import BeamSearch
 from services.scheduler.core.block_tables import BlockTables
 from services.scheduler.core.blocks import BlockManager, extend_hashes
@@ -29,6 +30,7 @@ class DecoderState:
         keys = EncoderBlocks(capacity.num_encoder_blocks, capacity.block_size)
         self.slots = Slots(capacity.max_slots, keys)
         self.media = MediaState(encoder_budget, all_first=capacity.num_encoder_blocks > 0)
+        self.adapters = AdapterPlaces(capacity.adapters, capacity.max_adapters, policy)
         self.isolation = Isolation()
         self.waiting: list[Sequence] = []  # without blocks, by rank
         self.running: dict[Sequence, None] = {}  # with blocks
@@ -60,15 +62,23 @@ class DecoderState:
         """All sequences that have not ended."""
         return [s for choices in self._requests.values() for s in choices]
 
+    def is_ready(self, sequence: Sequence) -> bool:
+        """Whether a sequence that has not started has its adapter and all embeddings."""
+        return self.has_media(sequence) and self.adapters.has(sequence.lora_id)
+
+    def has_media(self, sequence: Sequence) -> bool:
+        """Whether a sequence that has not started has all embeddings."""
+        return self.media.plannable(sequence, 0) == sequence.num_tokens
+
     @property
     def num_ready_to_start(self) -> int:
-        """Waiting sequences whose embeddings are there: they lack only blocks, slots or step budget."""
-        return sum(1 for s in self.waiting if self.media.plannable(s, 0) == s.num_tokens)
+        """Waiting sequences that lack only blocks, slots or step budget."""
+        return sum(1 for s in self.waiting if self.is_ready(s))
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Tokens yet to compute of sequences whose embeddings are there, prefixes that may be cached included."""
-        ready = (s for s in self.waiting if self.media.plannable(s, 0) == s.num_tokens)
+        """Tokens yet to compute of sequences that lack only room, prefixes that may be cached included."""
+        ready = (s for s in self.waiting if self.is_ready(s))
         begun = (s.num_tokens - s.num_computed_tokens for s in self.running)
         return sum(s.num_tokens for s in ready) + sum(n for n in begun if n > 1)
 
@@ -83,6 +93,7 @@ class DecoderState:
             self._put_beams_into(plan)
         plan.fetch = self.media.take_fetches()
         plan.release = self.media.take_releases()
+        self.adapters.put_into(plan, self.waiting, self.running)
         return PendingStep(plan)
 
     def send(self, step: PendingStep) -> None:
@@ -126,6 +137,7 @@ class DecoderState:
         sequence.status = SequenceStatus.WAITING
         sequence.plain_until = 0
         insort(self.waiting, sequence, key=self.policy)
+        self.adapters.ask(sequence)
 
     def _run(self, sequence: Sequence) -> None:
         sequence.status = SequenceStatus.RUNNING
@@ -152,6 +164,7 @@ class DecoderState:
         sequence.num_computed_tokens = num_computed
         sequence.num_registered = sequence.num_sealed = len(cached)
         step.plan.edit(sequence.slot, 0, sequence.blocks)
+        self.adapters.use(sequence.lora_id)
         self._run(sequence)
         self.media.computed(sequence, num_computed)
 

@@ -48,7 +48,8 @@ def capacity_of(hello: decoder_pb2.Hello) -> Capacity:
         max_step_tokens=hello.max_step_tokens,
         has_state=hello.has_state,
         num_encoder_blocks=hello.encoder_blocks,
-        adapters=frozenset(hello.adapters),
+        adapters=frozenset(hello.adapters) - frozenset(hello.loaded_adapters),
+        max_adapters=hello.max_adapters,
     )
 
 
@@ -73,6 +74,11 @@ def plan_message(plan: StepPlan, lease: int, capacity: Capacity) -> decoder_pb2.
         fetch=plan.fetch,
         release=plan.release,
         sealed_hashes=b"".join(plan.sealed_hashes),
+        load_adapters=[
+            decoder_pb2.LoadAdapter(lora_id=lora_id, folder=folder)
+            for lora_id, folder in plan.load_adapters
+        ],
+        unload_adapters=plan.unload_adapters,
     )
     for name in PLAN_COLUMNS:
         values = getattr(plan, name)
@@ -86,7 +92,9 @@ def output_of(plan: StepPlan, result: decoder_pb2.StepResult) -> StepOutput:
     output = StepOutput(np.frombuffer(result.tokens, RESULT_COLUMNS["tokens"]).tolist())
     for failed in result.failed:
         why = failed.failure
-        output.failed[failed.row] = Error(why.reason, why.message, why.code)
+        output.failed[failed.row] = Error(
+            why.reason, why.message, why.code, why.metadata.get("field", "")
+        )
     for pool, (row, slot) in enumerate(zip(plan.pool_row, plan.pool_slot, strict=True)):
         sequence = plan.pool_sequence[pool]
         given = result.pooled[pool] if pool < len(result.pooled) else b""
@@ -126,7 +134,9 @@ def ending_message(
         message.stop_token_id = ending.stop_token_id
     if ending.error is not None:
         why = ending.error
-        message.failure.CopyFrom(Failure(code=why.code, reason=why.reason, message=why.message))
+        told = {"field": why.field} if why.field else {}
+        failure = Failure(code=why.code, reason=why.reason, message=why.message, metadata=told)
+        message.failure.CopyFrom(failure)
     return message
 
 

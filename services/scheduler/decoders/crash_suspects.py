@@ -55,7 +55,7 @@ class CrashSuspects:
         self._find = find
         self._end = end
         self._give_back = give_back
-        self._inquiries: dict[Background, None] = {}
+        self._inquiries: dict[object, Background] = {}
 
     def step_failed(self, requests: Iterable[Request], *, was_alone: bool) -> None:
         """A step with rows of these failed as a whole, with rows of no others where one `was_alone`."""
@@ -67,17 +67,18 @@ class CrashSuspects:
         already, since each further try may cost another decoder.
         """
         ids = [request.request_id for request in requests]
+        # A key, since a task that refers to itself is freed by the garbage collector alone.
+        inquiry = object()
 
         async def inquire() -> None:
             await self._inquire(ids, died, was_alone)
             self._inquiries.pop(inquiry)
 
-        inquiry = Background("inquiry about a lost decoder", inquire)
-        self._inquiries[inquiry] = None
+        self._inquiries[inquiry] = Background("inquiry about a lost decoder", inquire)
 
     async def close(self) -> None:
         """Ends all inquiries; what is held stays so."""
-        await asyncio.gather(*(inquiry.end() for inquiry in list(self._inquiries)))
+        await asyncio.gather(*(inquiry.end() for inquiry in list(self._inquiries.values())))
 
     async def _inquire(self, held: list[str], died: _Finding, was_alone: bool) -> None:
         finding = asyncio.create_task(died())

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ import structlog
 from services.scheduler.core.plan import StepPlan, StepProgress
 from services.scheduler.core.planner import PreemptionMode
 from services.scheduler.core.scheduler import Scheduler
-from services.scheduler.core.sequence import Policy
+from services.scheduler.core.sequence import Error, Policy, Sequence
 from services.scheduler.decoders import convert
 from services.scheduler.decoders.embedding_requests import EmbeddingRequests
 from services.scheduler.decoders.move_timer import MoveTimer
@@ -87,6 +87,8 @@ class LinkOptions:
     core: type[Scheduler] = Scheduler
 
 
+# What became of an adapter at a decoder: its digest, and why it could not be read, empty where it is there.
+OnAdapter = Callable[["DecoderLink", str, str], None]
 OnStep = Callable[[StepProgress, StepPlan | None, decoder_pb2.StepResult | None], None]
 
 
@@ -107,6 +109,7 @@ class DecoderLink:
         options: LinkOptions,
         on_step: OnStep,
         on_returned: Callable[[list[str]], None],
+        on_adapter: OnAdapter,
     ) -> None:
         self.member = member
         self.lease = lease
@@ -118,6 +121,7 @@ class DecoderLink:
         self._options = options
         self._on_step = on_step
         self._on_returned = on_returned
+        self._on_adapter = on_adapter
         self._recomputations = 0  # that the requests know of
         self._channel = open_channel(member.address)
         self._call: Any = None
@@ -184,6 +188,7 @@ class DecoderLink:
         )
         self.core.costs.announced(self.hello.step_us, self.hello.token_us)
         self.core.state.blocks.adopt(convert.sealed_of(self.hello))
+        self.core.state.adapters.adopt(self.hello.loaded_adapters)
         user = f"{self.member.instance_id}/{self.lease}"  # leases of two decoders may be equal
         self._media = EmbeddingRequests(
             self.core,
@@ -293,7 +298,10 @@ class DecoderLink:
             block_size=core.capacity.block_size,
             host_blocks=core.capacity.num_host_blocks,
             step_tokens=self._statistics.tokens(),
-            waiting_for_media=len(state.waiting) - state.num_ready_to_start,
+            waiting_for_media=sum(1 for s in state.waiting if not state.has_media(s)),
+            running_adapters=_adapter_names(state.running),
+            waiting_adapters=_adapter_names(state.waiting),
+            max_adapters=len(core.capacity.adapters) + core.capacity.max_adapters,
         )
 
     def predict(self, tokens: int) -> float:
@@ -342,7 +350,7 @@ class DecoderLink:
         if result.lease != self.lease:
             return
         plan, progress = None, StepProgress()
-        if result.step:  # 0 answers no plan: it only says what became of artifacts
+        if result.step:  # 0 answers no plan: it only says what became of artifacts or adapters
             answered = self._sent[0]
             plan, now = answered.plan, monotonic()
             self._learn(plan, now - answered.began, result.times)
@@ -356,6 +364,8 @@ class DecoderLink:
             self._media.ready(digest)
         for digest in result.artifacts_lost:
             progress.extend(self._media.lost(digest))
+        for outcome in result.adapters:
+            progress.extend(self._on_outcome(outcome))
         if self._wake is not None:
             self._wake.cancel()
             self._wake = None
@@ -379,6 +389,32 @@ class DecoderLink:
         for sequence in (*state.running, *state.waiting):
             if sequence.was_recomputed and sequence.payload is not None:
                 sequence.payload.request.computes_again()
+
+    # Adapters
+
+    def read_early(self, lora_id: str, folder: str) -> None:
+        """Has an adapter read before a request asks for it, where there is a place that none needs."""
+        adapters = self.core.state.adapters
+        if adapters.has(lora_id):
+            self._on_adapter(self, lora_id, "")
+        elif not self.core.capacity.max_adapters:
+            self._on_adapter(
+                self,
+                lora_id,
+                f"the decoder at {self.hello.host} reads no adapters while it runs: start it with"
+                " --allowed-adapter-dir",
+            )
+        else:
+            adapters.read_early(lora_id, folder)
+            self.pump()
+
+    def _on_outcome(self, outcome: decoder_pb2.AdapterOutcome) -> StepProgress:
+        lora_id, why = outcome.lora_id, outcome.failure
+        self._on_adapter(self, lora_id, why.message)
+        if outcome.HasField("failure"):
+            return self.core.adapter_failed(lora_id, Error(why.reason, why.message, why.code))
+        self.core.adapter_loaded(lora_id)
+        return StepProgress()
 
     # Media
 
@@ -441,3 +477,9 @@ class DecoderLink:
         if code is grpc.StatusCode.ABORTED:
             return Superseded("LEASE_LOST", details or "a newer scheduler has the decoder")
         return Unavailable("DECODER_GONE", details or f"the stream ended: {code}")
+
+
+def _adapter_names(sequences: Iterable[Sequence]) -> list[str]:
+    """Of the adapters that sequences have, as their requests named them."""
+    adapted = (s for s in sequences if s.lora_id and s.payload is not None)
+    return sorted({s.payload.request.spec.model for s in adapted})

@@ -64,9 +64,16 @@ class Request:
     logged until all have ended: `ranking` keeps the outputs, a `BeamSearch` the beams.
     """
 
-    def __init__(self, taken: TakenRequest, table: TokenBytes, encoder_numerics: str = "") -> None:
-        """encoder_numerics: of the vision encoders that are to encode its media. Raises ValueError or IndexError for a
-        spec that makes no sense, InvalidRequest for media of an unknown modality.
+    def __init__(
+        self,
+        taken: TakenRequest,
+        table: TokenBytes,
+        encoder_numerics: str = "",
+        adapter_folder: str = "",
+    ) -> None:
+        """encoder_numerics: of the vision encoders that are to encode its media; adapter_folder: where decoders find
+        its adapter. Raises ValueError or IndexError for a spec that makes no sense, InvalidRequest for media of an
+        unknown modality.
         """
         spec = taken.spec
         sampling = spec.sampling
@@ -84,6 +91,7 @@ class Request:
         self._taken = taken
         self._table = table
         self._encoder_numerics = encoder_numerics
+        self._adapter_folder = adapter_folder
         self._is_logged = any(taken.logs) or bool(taken.prompt_log)
         self._begun_in = taken.numerics  # what its first record was computed in; empty before
         self._runs_in = ""  # what the next ones are
@@ -220,7 +228,7 @@ class Request:
 
     def again(self) -> "Request":
         """The same request to go on at another decoder, with its logged tokens; ranked outputs and beams begin anew."""
-        request = Request(self.taken, self._table, self._encoder_numerics)
+        request = Request(self.taken, self._table, self._encoder_numerics, self._adapter_folder)
         request.queue_s, request.taken_at = self.queue_s, self.taken_at
         request._preempted_before = self.num_preemptions
         return request
@@ -307,6 +315,7 @@ class Request:
                 for item, named in zip(spec.media, self.media, strict=True)
             ),
             lora_id=spec.lora_id,
+            lora_folder=self._adapter_folder,
             cache_salt=spec.cache_salt,
             content=self._content_bytes,
             priority=_PRIORITIES.get(self._taken.prio, 0),

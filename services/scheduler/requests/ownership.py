@@ -30,13 +30,16 @@ class Ownership:
         load: Callable[[], GetLoadResponse],
         tokens_per_s: Callable[[], float | None],
         on_others: Callable[[Collection[str]], None] = lambda _: None,
+        contents: Callable[[], Collection[str]] = tuple,
     ) -> None:
-        """`on_others(ids)` is called after each renewal with the other schedulers that are alive."""
+        """`on_others(ids)` is called after each renewal with the other schedulers that are alive. `contents()`: of the
+        decoders that are bound."""
         self._queue = queue
         self._scheduler_id = scheduler_id
         self._load = load
         self._tokens_per_s = tokens_per_s
         self._on_others = on_others
+        self._contents = contents
         # Scheduler -> its deadline, and when that was first seen to have passed.
         self._suspects: dict[str, tuple[float, float]] = {}
 
@@ -64,6 +67,7 @@ class Ownership:
                     self._load(),
                     register=False,
                     tokens_per_s=self._tokens_per_s(),
+                    contents=self._contents(),
                 )
                 if renewal is None:
                     log.error("fenced off: another scheduler has taken over")

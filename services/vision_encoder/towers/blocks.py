@@ -2,12 +2,12 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from services.vision_encoder.devices.base.ops import Norm, Packed, Rotation, Segments, TowerOps
+from shared.weights.named_weights import NamedWeights
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,12 @@ class Block:
     head_norms: tuple[Norm, Norm] | None = None
 
 
-def norm_of(layer: Any) -> Norm:
-    """What a norm of torch or of transformers does."""
-    eps = getattr(layer, "eps", None) or layer.variance_epsilon
-    return Norm(layer.weight, getattr(layer, "bias", None), float(eps))
+def load_norm(
+    weights: NamedWeights, name: str, size: int, eps: float, ops: TowerOps, bias: bool = True
+) -> Norm:
+    """A layer norm, or without a bias an RMS norm: the tensors `name`.weight and `name`.bias [size]."""
+    shift = ops.vector(weights.take(f"{name}.bias", size)) if bias else None
+    return Norm(ops.vector(weights.take(f"{name}.weight", size)), shift, eps)
 
 
 def patch_rows(pixels: Tensor, patch: int) -> Tensor:

@@ -11,35 +11,41 @@ from torch import Tensor
 from transformers.vision_utils import get_vision_position_ids, get_vision_window_index
 
 from services.vision_encoder.devices.base.device import Device
-from services.vision_encoder.devices.base.ops import Rotation, TowerOps
-from services.vision_encoder.towers.blocks import Block, norm_of, run_blocks
+from services.vision_encoder.devices.base.ops import Norm, Rotation, TowerOps
+from services.vision_encoder.towers.blocks import Block, load_norm, run_blocks
+from shared.weights.linear_weight import StackedWeight
+from shared.weights.named_weights import NamedWeights
 
 Grid = tuple[int, int, int]
 
 _KNOWN_GRIDS = 16
+_EPS = 1e-6
 
 
 class QwenTower:
-    """Packed patches to merged rows. Takes the weights away from the module it is made of."""
+    """Packed patches to merged rows."""
 
-    def __init__(self, tower: Any, device: Device) -> None:
-        """tower: transformers' class, with the checkpoint's weights; its rotary frequencies are on the host."""
-        config, ops = tower.config, device.ops
-        self._device, self._ops = device, ops
+    def __init__(self, weights: NamedWeights, config: Any, rotary: Any, device: Device) -> None:
+        """weights: tensors by transformers' names. config: its configuration of the tower; rotary: its module of that
+        tower's frequencies, on the host."""
+        self._device, self._ops = device, device.ops
         self._heads = int(config.num_heads)
         self._merge = int(config.spatial_merge_size)
-        self._rotary = tower.rotary_pos_emb
-        self._patches = ops.pack(tower.patch_embed.proj)
-        windowed = hasattr(tower, "fullatt_block_indexes")
+        self._rotary = rotary
+        sizes = _Sizes.of(config)
+        width, layers = sizes.width, range(config.depth)
+        windowed = sizes.is_windowed
         self._window = (int(config.window_size), int(config.patch_size)) if windowed else None
-        everywhere = range(len(tower.blocks))
-        self._sees_all = set(tower.fullatt_block_indexes if windowed else everywhere)
-        self._blocks = [
-            _block(ops, layer, self._heads, config.hidden_act) for layer in tower.blocks
-        ]
-        self._norm = norm_of(tower.merger.ln_q)
-        self._up = ops.pack(tower.merger.mlp[0], activation="gelu")
-        self._down = ops.pack(tower.merger.mlp[2])
+        self._sees_all = set(config.fullatt_block_indexes if windowed else layers)
+        edge = config.patch_size
+        kernel = (config.in_channels, config.temporal_patch_size, edge, edge)
+        self._patches = self._ops.pack(weights.take_convolution("patch_embed.proj", width, *kernel))
+        self._blocks = [_block(weights, f"blocks.{i}", config, sizes, self._ops) for i in layers]
+        self._norm = _norm(weights, "merger.ln_q", sizes, self._ops)
+        merged = width * self._merge**2
+        up = weights.take_linear("merger.mlp.0", merged, merged, True)
+        self._up = self._ops.pack(up, "gelu")
+        self._down = self._ops.pack(weights.take_linear("merger.mlp.2", sizes.text, merged, True))
         self._plan = lru_cache(_KNOWN_GRIDS)(self._make_plan)
 
     def __call__(self, patches: Tensor, grids: Sequence[Grid]) -> Tensor:
@@ -111,18 +117,47 @@ class _Plan:
     windows: list[int]
 
 
-def _block(ops: TowerOps, layer: Any, heads: int, activation: str) -> Block:
-    mlp = layer.mlp
-    if hasattr(mlp, "gate_proj"):
-        up = ops.pack(mlp.gate_proj, mlp.up_proj, activation=activation, gated=True)
-        down = ops.pack(mlp.down_proj)
+@dataclass(frozen=True)
+class _Sizes:
+    """What the two versions have under different names: the width of rows, inside of the MLPs, and of the language
+    model. Version 2.5 has windows, RMS norms and gates."""
+
+    width: int
+    inner: int
+    text: int
+    is_windowed: bool
+
+    @classmethod
+    def of(cls, config: Any) -> "_Sizes":
+        if hasattr(config, "fullatt_block_indexes"):
+            return cls(config.hidden_size, config.intermediate_size, config.out_hidden_size, True)
+        width = config.embed_dim
+        return cls(width, int(width * config.mlp_ratio), config.hidden_size, False)
+
+
+def _block(weights: NamedWeights, layer: str, config: Any, sizes: _Sizes, ops: TowerOps) -> Block:
+    width, inner, heads = sizes.width, sizes.inner, int(config.num_heads)
+    attention, mlp = f"{layer}.attn", f"{layer}.mlp"
+    if sizes.is_windowed:
+        gated = [
+            weights.take_linear(f"{mlp}.{name}_proj", inner, width, True) for name in ("gate", "up")
+        ]
+        up = ops.pack(StackedWeight(gated), config.hidden_act, gated=True)
+        down = weights.take_linear(f"{mlp}.down_proj", width, inner, True)
     else:
-        up, down = ops.pack(mlp.fc1, activation=activation), ops.pack(mlp.fc2)
+        up = ops.pack(weights.take_linear(f"{mlp}.fc1", inner, width, True), config.hidden_act)
+        down = weights.take_linear(f"{mlp}.fc2", width, inner, True)
+    qkv = weights.take_linear(f"{attention}.qkv", 3 * width, width, True)
+    output = weights.take_linear(f"{attention}.proj", width, width, True)
     return Block(
-        norm1=norm_of(layer.norm1),
-        qkv=ops.pack_qkv(layer.attn.qkv, heads=heads),
-        output=ops.pack_output(layer.attn.proj, heads),
-        norm2=norm_of(layer.norm2),
+        norm1=_norm(weights, f"{layer}.norm1", sizes, ops),
+        qkv=ops.pack_qkv(qkv, heads),
+        output=ops.pack_output(output, heads),
+        norm2=_norm(weights, f"{layer}.norm2", sizes, ops),
         up=up,
-        down=down,
+        down=ops.pack(down),
     )
+
+
+def _norm(weights: NamedWeights, name: str, sizes: _Sizes, ops: TowerOps) -> Norm:
+    return load_norm(weights, name, sizes.width, _EPS, ops, bias=not sizes.is_windowed)

@@ -22,9 +22,10 @@ end
 if (ARGV[7] or '') ~= '' then
   local loaded_ms = now_ms - tonumber(ARGV[8])
   if redis.call('HSETNX', P .. ':contents', ARGV[2], int(loaded_ms) .. ' ' .. ARGV[7]) == 1 then
-    -- The latest gets the new requests at once; `sweep` looks at all of them again every second.
+    -- The latest gets the new requests at once where no scheduler has any yet; else once one has bound it (`sweep`).
     local meta = redis.call('HMGET', P .. ':meta', 'content', 'content_ms')
-    if not meta[1] or tonumber(meta[2]) <= loaded_ms then
+    local is_first = redis.call('EXISTS', P .. ':served') == 0 and tonumber(meta[2] or 0) <= loaded_ms
+    if not meta[1] or is_first then
       redis.call('HSET', P .. ':meta', 'content', ARGV[7], 'content_ms', int(loaded_ms))
     end
   end

@@ -19,6 +19,7 @@ CHATGLM_TOKENS = (
 )
 # InternLM2's marks of turns, where no file gives their pieces other names: users write as little of them as of others.
 _MARKS = ("[UNUSED_TOKEN_145]", "[UNUSED_TOKEN_146]")
+_MOST_BEHIND = 1 << 16
 _BEFORE_A_TEXT = ("[gMASK]", "sop")
 # Classes whose own code begins a text so, where tokenizer_config.json does not say.
 _BEGIN_CLASSES = (
@@ -68,6 +69,8 @@ def _plain(path: Path, tokenizer: Mapping[str, Any], listed: Mapping[int, str]) 
     vocabulary = made["model"]["vocab"]
     if isinstance(vocabulary, dict):
         vocabulary |= {text: index for index, text in listed.items() if index >= len(vocabulary)}
+    else:
+        _append(vocabulary, listed, path)
     begins = tokenizer.get("add_bos_token")
     if begins is None:
         begins = tokenizer.get("tokenizer_class") in _BEGIN_CLASSES
@@ -77,6 +80,24 @@ def _plain(path: Path, tokenizer: Mapping[str, Any], listed: Mapping[int, str]) 
     if begins and begin in ids:
         made["post_processor"] = around({begin: ids[begin]}, {})
     return made
+
+
+def _append(vocabulary: list[Any], listed: Mapping[int, str], path: Path) -> None:
+    """Puts the texts of ids behind the entries of a Unigram model [text, score] there. Raises ValueError for ids that
+    are far behind."""
+    end = max((index + 1 for index in listed), default=0)
+    if end - len(vocabulary) > _MOST_BEHIND:
+        raise ValueError(
+            f"{path} has {len(vocabulary)} pieces, and a file beside it gives a token the id {end - 1}: at most"
+            f" {_MOST_BEHIND} ids may follow"
+        )
+    never = min(
+        (score for _, score in vocabulary), default=0.0
+    )  # as control tokens, no text becomes one
+    # Of an id without a text nothing else is known.
+    vocabulary += [
+        [listed.get(index, f"<unused_{index}>"), never] for index in range(len(vocabulary), end)
+    ]
 
 
 def chatglm(model: SentencePieceModel) -> Content:

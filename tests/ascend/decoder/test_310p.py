@@ -27,16 +27,23 @@ with tempfile.TemporaryDirectory(dir="/tmp") as socket:
 
 _CHECK = """
 import json, torch
-from services.decoder.devices.npu.check import try_attention, try_case
+from services.decoder.devices.npu import trials
+from services.decoder.devices.npu.check import result_of_forms, try_case
 from services.decoder.devices.npu.check_cases import Cases
 from services.decoder.devices.npu.device import NpuDevice
-from services.decoder.devices.npu.fused_attention import Heads
+from services.decoder.devices.npu.forms import Heads, Writing
 from services.decoder.steps.needs import AttentionKind
 from shared.errors import InvalidRequest
 device = NpuDevice(torch.float16)
 results = [try_case(device, case, "") for case in Cases(device)]
-results.append(try_attention(device, Heads(4, 2, 64), ""))
-sinks = try_attention(device, Heads(4, 2, 64, sinks=True), "")
+for asked in (Heads(4, 2, 64), Writing(2, 64)):
+    forms = device.ops.known_forms(asked)
+    tried = list(trials.here(device.ops, [(asked, form) for form in forms]))
+    assert all(trial.agrees for trial in tried if trial.form.name != "NZ-host"), tried
+    results.append(result_of_forms(device, asked, tried, ""))
+with_sinks = Heads(4, 2, 64, sinks=True)
+assert not device.ops.known_forms(with_sinks)
+sinks = result_of_forms(device, with_sinks, [], "")
 assert sinks.ok and "not served" in sinks.detail
 try:
     device.require_attention(AttentionKind.PREFIX_LM)
@@ -92,3 +99,17 @@ def test_every_operation_is_right() -> None:
     """As `tessera doctor --npu` tries them."""
     said = run_python(_CHECK, npu_environment("310P3"))
     assert json.loads(said.splitlines()[-1]) == []
+
+
+def test_attention_is_the_references_by_whatever_kernel() -> None:
+    """A mixed step, by a form that agrees with the reference, or by the reference itself."""
+    program = "import runpy; runpy.run_module('tests.ascend.programs.tiled_attention', run_name='__main__')"
+    found = json.loads(run_python(program, npu_environment("310P3")).splitlines()[-1])
+    assert {name: form for name, (form, _) in found.items()} == {
+        "as_documented": "NZ",
+        "with_lengths_on_the_host": "NZ-host",
+        "with_the_mask_of_the_next_query": None,
+        "without_a_mask": None,
+    }
+    for name, (_, error) in found.items():
+        assert error < 0.01, name

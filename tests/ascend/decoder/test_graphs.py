@@ -11,7 +11,7 @@ from torch import Tensor
 from torch_npu import npu
 
 from services.decoder.devices.npu import device as npu_device
-from services.decoder.devices.npu.fused_attention import FusedAttention
+from services.decoder.devices.npu.forms import Forms
 from services.decoder.loading.graphs import find_graphs, graph_bytes
 from services.decoder.loading.load import Loaded, load
 from services.decoder.settings import DecoderSettings
@@ -131,21 +131,46 @@ def fail_capture(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def lack_kernel(monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(FusedAttention, "form", lambda self, heads: None)
+    monkeypatch.setattr(Forms, "form", lambda self, heads: None)
     return "attention without a fused kernel"
 
 
-def keep_lengths(monkeypatch: pytest.MonkeyPatch) -> str:
+def update_otherwise(monkeypatch: pytest.MonkeyPatch, lengths: Callable[[int], int]) -> None:
+    """Makes graphs take other lengths than they are told."""
     update = npu.NPUGraph.update
 
-    def old(graph: Any, given: list[dict[str, list[int]]]) -> None:
-        update(graph, [{name: [1] * len(lengths)} for name, lengths in given[0].items()])
+    def other(graph: Any, given: list[dict[str, list[int]]]) -> None:
+        update(graph, [{name: [lengths(n) for n in told] for name, told in given[0].items()}])
 
-    monkeypatch.setattr(npu.NPUGraph, "update", old)
-    return "a step of 2 rows gives something else"
+    monkeypatch.setattr(npu.NPUGraph, "update", other)
 
 
-@pytest.mark.parametrize("plant", [fail_capture, lack_kernel, keep_lengths])
+def keep_lengths(monkeypatch: pytest.MonkeyPatch) -> str:
+    update_otherwise(monkeypatch, lambda length: 1)
+    return "a step of 1 row gives something else"
+
+
+def see_the_first_block_alone(monkeypatch: pytest.MonkeyPatch) -> str:
+    update_otherwise(monkeypatch, lambda length: min(length, 128))
+    return "a step of 1 row gives something else"
+
+
+def see_all_but_the_last_block(monkeypatch: pytest.MonkeyPatch) -> str:
+    """Of sequences of four blocks, that is: all shorter ones are seen whole."""
+    update_otherwise(monkeypatch, lambda length: min(length, 3 * 128))
+    return "a step of 1 row gives something else"
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        fail_capture,
+        lack_kernel,
+        keep_lengths,
+        see_the_first_block_alone,
+        see_all_but_the_last_block,
+    ],
+)
 async def test_where_graphs_fail_steps_run_without(
     loaded: Loaded, generate: Generate, plant: Callable[[pytest.MonkeyPatch], str]
 ) -> None:
@@ -157,6 +182,23 @@ async def test_where_graphs_fail_steps_run_without(
     assert [line["log_level"] for line in logs if "graphs" in line["event"]] == ["warning"]
     assert reason in logs[-1]["reason"]
     assert (await generate(None))[0] == expected
+
+
+def test_a_graph_of_a_single_row_that_keeps_its_lengths_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keep_lengths(monkeypatch)
+    assert load_decoder(folder, graphs="on", max_num_seqs=1).worker.graphs is None
+    monkeypatch.undo()
+    loaded = load_decoder(folder, graphs="on", max_num_seqs=1)
+    assert loaded.worker.graphs is not None
+    with torch.inference_mode():
+        for layer in loaded.worker.caches:  # what is here from the first steps
+            layer.k.zero_()
+            layer.v.zero_()
+    assert find_graphs("on", loaded.worker._model, loaded.device, loaded.worker) is not None
+    for layer in loaded.worker.caches:  # what the trials have written is gone
+        assert not layer.k[1:].any() and not layer.v[1:].any()
 
 
 def test_the_faster_way_is_taken_and_both_are_logged(loaded: Loaded) -> None:

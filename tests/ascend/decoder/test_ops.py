@@ -1,5 +1,6 @@
 """Each operation of an NPU gives what the reference gives."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,12 +9,16 @@ import torch_npu
 from torch import Tensor
 
 from services.decoder.devices.base.ops import BaseOps
+from services.decoder.devices.npu import ops as npu_ops
 from services.decoder.devices.npu.device import NpuDevice
+from services.decoder.devices.npu.forms import Heads as NpuHeads
+from services.decoder.devices.npu.forms import Writing
 from services.decoder.models.rope import rope_table
 from services.decoder.steps.attention_meta import Heads, KVSpec
-from services.decoder.weights.linear_weight import in_memory
 from shared.model_config.rope import RopeConfig
+from shared.weights.linear_weight import in_memory
 from tests.ascend.simulator import counters
+from tests.ascend.simulator.kernels import fused_attention
 from tests.ascend.support import largest_difference, random
 
 CPU = torch.device("cpu")
@@ -89,6 +94,31 @@ def test_attention_with_what_some_models_ask_for(
     assert pair.attention(4, [1, 1, 7, 140], [1, 300, 260, 140], **options) < 0.01
 
 
+@pytest.mark.parametrize(
+    ("window", "sizes", "found"),
+    [
+        (None, [64, 128, 192, 256], "TND"),
+        (130, [64, 128, 192, 256], "TND"),
+        (None, [64, 128, 192], "BSND"),
+        (130, [64, 128, 192], None),
+    ],
+)
+def test_heads_of_256_by_newer_and_older_releases(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    window: int | None,
+    sizes: list[int],
+    found: str | None,
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # where nothing is known of this release
+    monkeypatch.setattr(fused_attention, "TND_SIZES", sizes)
+    device = NpuDevice(HALF)
+    pair = Pair(device, KVSpec(2, 256, 256, HALF), 13)
+    assert pair.attention(4, [1, 1, 7, 140], [1, 300, 260, 140], window=window) < 0.01
+    form = device.ops.forms.form(NpuHeads(4, 2, 256, window is not None))
+    assert (form and form.name) == found
+
+
 @pytest.mark.parametrize("window", [None, 60])
 def test_spans_that_see_each_other_whole(device: NpuDevice, window: int | None) -> None:
     pair = Pair(device, KVSpec(2, 64, 64, HALF), 13)
@@ -117,6 +147,40 @@ def test_rows_are_turned_and_written(device: NpuDevice, size: int) -> None:
         results.append((*turned, *ops.export_block(kv, 1), *ops.export_block(kv, 2)))
     for ours, theirs in zip(*results, strict=True):
         assert largest_difference(ours, theirs) < 0.01
+
+
+def write_elsewhere(
+    k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor, cache_mode: str = ""
+) -> None:
+    """A kernel that has another layout in mind: all tokens of a head one behind the other."""
+    block, place = slots.long() // 128, slots.long() % 128
+    for cache, rows in ((keys, k), (values, v)):
+        cache.view(len(cache), rows.shape[1], 128, -1)[block, :, place] = rows
+
+
+@pytest.mark.parametrize(
+    ("wrong", "taken"),
+    [
+        ([], "reshape_and_cache"),
+        (["_npu_reshape_and_cache"], "scatter_pa"),
+        (["_npu_reshape_and_cache", "npu_scatter_pa_kv_cache"], "index_put"),
+    ],
+)
+def test_keys_are_written_by_the_first_operator_that_is_right(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wrong: list[str], taken: str
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # where nothing is known of these kernels
+    for name in wrong:
+        monkeypatch.setattr(torch_npu, name, write_elsewhere)
+    test_rows_are_turned_and_written(device := NpuDevice(HALF), 64)
+    found = device.ops.forms.form(Writing(2, 64))
+    assert found is not None and found.name == taken
+
+
+def test_without_nnal_keys_are_written_by_cann(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(npu_ops, "atb_fault", lambda: "libatb.so: cannot open shared object file")
+    names = [form.name for form in NpuDevice(HALF).ops.known_forms(Writing(2, 64))]
+    assert names == ["scatter_pa", "index_put"]
 
 
 def test_blocks_go_out_and_in_without_being_waited_for(device: NpuDevice) -> None:

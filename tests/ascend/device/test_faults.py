@@ -5,16 +5,20 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch_npu
 
 from tests.ascend.simulator import faults, runtime
 
 
-def test_a_kernel_fails_in_the_middle_and_the_next_one_works() -> None:
+def test_behind_a_kernel_that_fails_every_call_of_the_process_does() -> None:
     x = torch.ones(4, device="npu")
     faults.plant(kernel_in=2)
     y = x + 1
-    with pytest.raises(RuntimeError, match="507015"):
-        y * 2
+    calls = (lambda: y * 2, lambda: x + 1, torch_npu.npu.synchronize)
+    for call in calls:
+        with pytest.raises(RuntimeError, match="507015"):
+            call()
+    faults.clear()
     assert (y * 2).tolist() == [4] * 4
 
 

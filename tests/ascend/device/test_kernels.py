@@ -250,6 +250,10 @@ def test_rotation_and_activation() -> None:
     first, second = x.float().chunk(2, -1)
     expected = x.float() * cos.float() + torch.cat([-second, first], -1) * sin.float()
     assert largest_difference(found, expected) < 0.01
+    queries, key = x[:, :, :-1].contiguous().to("npu"), x[:, :, -1:].contiguous().to("npu")
+    turned = torch_npu.npu_apply_rotary_pos_emb(queries, key, cos.to("npu"), sin.to("npu"))
+    assert largest_difference(torch.cat(turned, 2), expected) < 0.01
+    assert torch.equal(turned[0], queries) and torch.equal(turned[1], key)  # in place
     gate, up = x.float().chunk(2, -1)
     assert largest_difference(torch_npu.npu_swiglu(x.to("npu")), F.silu(gate) * up) < 0.01
     with pytest.raises(Refused, match="contiguous"):

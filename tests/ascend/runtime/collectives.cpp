@@ -180,7 +180,7 @@ static HcclResult run(const Call &call) {
 }
 
 static HcclResult issue(const Call &call, aclrtStream on) {
-  if (lost()) return HCCL_E_INTERNAL;
+  if (broken()) return HCCL_E_INTERNAL;
   auto stream = stream_of(on);
   stream->sequence++;
   count(collective);

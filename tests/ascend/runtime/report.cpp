@@ -62,10 +62,14 @@ void say(const char *format, ...) {
   va_end(arguments);
 }
 
-bool lost() {
-  if (!report().fault[fault_lost]) return false;
-  say("EE9999: the heartbeat of the device is lost");
-  return true;
+aclError broken() {
+  if (report().fault[fault_lost]) {
+    say("EE9999: the heartbeat of the device is lost");
+    return ACL_ERROR_RT_LOST_HEARTBEAT;
+  }
+  if (!report().fault[fault_faulted]) return ACL_SUCCESS;
+  say("EZ9999: an exception occurred during AICORE execution, error code is %d", kernel_fault);
+  return kernel_fault;
 }
 
 size_t setting(const char *name, size_t otherwise) {

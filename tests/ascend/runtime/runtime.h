@@ -21,7 +21,7 @@
   X(host_memory_changed) X(kernel) X(fallback)
 
 // Faults that a test may plant, by the number of calls after which they happen (0: never).
-#define FAKE_FAULTS(X) X(malloc_in) X(malloc_failures) X(kernel_in) X(kernel_error) X(lost)
+#define FAKE_FAULTS(X) X(malloc_in) X(malloc_failures) X(kernel_in) X(kernel_error) X(lost) X(faulted)
 
 namespace fake {
 
@@ -76,8 +76,8 @@ using Lock = std::lock_guard<std::recursive_mutex>;
 Report &report();
 void count(Counter what, int64_t by = 1);
 void say(const char *format, ...) __attribute__((format(printf, 1, 2)));
-bool lost();  // whether the device is lost; then every call fails with `device_lost`
-constexpr aclError device_lost = ACL_ERROR_RT_LOST_HEARTBEAT;
+aclError broken();  // with what every call fails: the device is lost, or a kernel of this process failed; else 0
+constexpr aclError kernel_fault = 507015;
 
 size_t setting(const char *name, size_t otherwise);
 const char *soc();
@@ -97,4 +97,4 @@ void call_hook(Hook what, void *a, void *b);
 }  // namespace fake
 
 #define FAKE_ALIVE \
-  if (fake::lost()) return fake::device_lost
+  if (aclError error = fake::broken()) return error

@@ -89,7 +89,7 @@ def launch(name: str, arguments: Arguments, options: Options) -> None:
     runtime.add("kernel")
     graphs.before_kernel()
     limits.check(name, tensors_in((*arguments, *options.values())))
-    faults.before_kernel(name)
+    faults.before_kernel(name, (*arguments, *options.values()))
 
 
 def over_device_memory(

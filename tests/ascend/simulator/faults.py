@@ -1,18 +1,23 @@
 """Faults that a test plants: an allocation that fails, a kernel that fails, a device that is lost."""
 
+import os
+from collections.abc import Iterable
+
 import torch
 
 from tests.ascend.simulator.runtime import Report, fault_names, own_report
 
 # Values of `kernel_error`.
 KERNEL_FAILS, KERNEL_RUNS_OUT_OF_MEMORY, KERNEL_LOSES_DEVICE = range(3)
+_CRASHED = 134  # the status of a process that aborts
 
 
 def plant(report: Report | None = None, **faults: int) -> None:
     """Plants faults in this process, or in that of a `report_of`; 0 takes one back.
 
     malloc_in, malloc_failures: from that allocation on (1: the next) so many fail; kernel_in: that kernel fails,
-    kernel_error: how; lost: the device does not answer any more.
+    kernel_error: how; lost: the device does not answer any more; faulted: a kernel of this process failed, and so does
+    every later call.
     """
     values = (own_report() if report is None else report).fault
     for name, value in faults.items():
@@ -26,12 +31,27 @@ def clear() -> None:
 
 
 _names = fault_names()
-_KERNEL_IN, _KERNEL_ERROR, _LOST = map(_names.index, ("kernel_in", "kernel_error", "lost"))
+_KERNEL_IN, _KERNEL_ERROR, _LOST, _FAULTED = map(
+    _names.index, ("kernel_in", "kernel_error", "lost", "faulted")
+)
+# Kernels that fail, and those that end the process, wherever they are called: `operator`, or `operator:argument`.
+_FAULTING, _CRASHING = (
+    frozenset(filter(None, os.environ.get(name, "").split(",")))
+    for name in ("FAKE_NPU_FAULTING", "FAKE_NPU_CRASHING")
+)
 
 
-def before_kernel(name: str) -> None:
-    """Raises what was planted for this call."""
+def before_kernel(name: str, given: Iterable[object]) -> None:
+    """Raises what was planted for this call with these arguments."""
     values = own_report().fault
+    if values[_FAULTED]:
+        _fail(name, KERNEL_FAILS)
+    if _FAULTING or _CRASHING:
+        calls = {name, *(f"{name}:{value}" for value in given if isinstance(value, str))}
+        if calls & _CRASHING:
+            os._exit(_CRASHED)
+        if calls & _FAULTING:
+            _fail(name, KERNEL_FAILS)
     if values[_KERNEL_IN]:
         values[_KERNEL_IN] -= 1
         if not values[_KERNEL_IN]:
@@ -48,6 +68,7 @@ def _fail(name: str, error: int) -> None:
     if error == KERNEL_LOSES_DEVICE:
         own_report().fault[_LOST] = 1
         return
+    own_report().fault[_FAULTED] = 1
     raise RuntimeError(
         f"call aclnn{name} failed, detail: EZ9999: The error from device(0), an exception occurred during AICORE "
         "execution, error code is 507015"

@@ -25,6 +25,10 @@ _TAKE_HOST_TENSORS = frozenset(
         "_npu_paged_attention_splitfuse",
     }
 )
+# These see by the format how caches and masks lie, and take no others of four dimensions on a 310P.
+_TAKE_TILES = frozenset(
+    {"_npu_reshape_and_cache", "_npu_paged_attention", "_npu_paged_attention_splitfuse"}
+)
 # Memory is moved or filled, nothing is computed.
 _TAKE_ANY_DTYPE = frozenset({"copy_", "fill_", "zero_", "zeros", "full", "_to_copy", "clone"})
 
@@ -51,6 +55,8 @@ def check(name: str, tensors: Iterable[Tensor]) -> None:
 
 def _check_layout(name: str, tensor: Tensor) -> None:
     """A part of a tensor in NZ is not where its strides say. Rows of 16 elements are the same bytes in both layouts."""
+    if name in _TAKE_TILES and tensor.dim() == 4 and torch_npu.get_npu_format(tensor) != _NZ:
+        raise Refused(f"{name}: a tensor {list(tensor.shape)} that is not in FRACTAL_NZ")
     if torch_npu.get_npu_format(tensor) != _NZ or tensor.shape[-1:] == (_NZ_ROW,):
         return
     sizes = [-(-size // _NZ_ROW) * _NZ_ROW for size in tensor.shape[-2:]]

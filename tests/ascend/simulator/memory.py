@@ -21,7 +21,14 @@ def host_view(tensor: Tensor) -> Tensor:
     content = (_BYTE * storage.nbytes()).from_address(storage.data_ptr())
     shared = torch.frombuffer(content, dtype=torch.uint8).untyped_storage()
     made = torch.empty(0, dtype=tensor.dtype)
-    return made.set_(shared, tensor.storage_offset(), tensor.shape, tensor.stride())
+    made.set_(shared, tensor.storage_offset(), tensor.shape, tensor.stride())
+    made.was_on_device = True  # type: ignore[attr-defined]
+    return made
+
+
+def was_on_device(view: Tensor) -> bool:
+    """Whether a tensor of the CPU, an argument of a kernel, is a `host_view`."""
+    return getattr(view, "was_on_device", False)
 
 
 def to_device(tensor: Tensor) -> Tensor:

@@ -20,8 +20,8 @@ from services.decoder.devices.cpu.ops import CpuOps
 from services.decoder.devices.cpu.torch_ops import TorchCpuOps
 from services.decoder.devices.cuda.ops import CudaOps
 from services.decoder.steps.attention_meta import Heads
-from services.decoder.weights.linear_weight import LinearWeight, in_memory
 from shared.errors import InvalidRequest
+from shared.weights.linear_weight import LinearWeight, in_memory
 from tests.support.decoder.adapted_layer import (
     COUNTS,
     NAMES,

@@ -17,11 +17,11 @@ from services.decoder.devices.cpu import ops as cpu
 from services.decoder.devices.cpu.device import CpuDevice
 from services.decoder.devices.cpu.torch_ops import TorchCpuOps
 from services.decoder.steps.attention_meta import Heads
-from services.decoder.weights.linear_weight import in_memory
 from services.vision_encoder.devices.cpu import device as vision_encoder
 from shared.cpu_kernels import binding, choice, compiling
 from shared.cpu_kernels.instruction_sets import InstructionSet
 from shared.errors import InvalidRequest
+from shared.weights.linear_weight import in_memory
 from tests.support.decoder.instruction_sets import RUNNABLE, each, open_kernels
 from tests.support.decoder.paged_rows import LENGTHS, ROWS, Cache
 

@@ -8,8 +8,8 @@ from services.decoder.devices.base.decoder_layer import DecoderLayer
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.cpu.ops import CpuOps
 from services.decoder.steps.attention_meta import HeadNorms, Heads
-from services.decoder.weights.linear_weight import in_memory
 from shared.cpu_kernels import binding
+from shared.weights.linear_weight import in_memory
 from tests.support.decoder.instruction_sets import RUNNABLE, each, open_kernels
 from tests.support.decoder.paged_rows import LENGTHS, ROWS, Cache
 

@@ -14,8 +14,8 @@ from services.decoder.devices.cpu.torch_ops import TorchCpuOps
 from services.decoder.devices.cuda.ops import CudaOps
 from services.decoder.steps.attention_meta import HeadNorms, Heads, KVSpec, PagedKV
 from services.decoder.steps.slot_state import LayerState, StateTensor
-from services.decoder.weights.linear_weight import in_memory
 from shared.cpu_kernels.instruction_sets import InstructionSet
+from shared.weights.linear_weight import in_memory
 from tests.support.decoder.instruction_sets import each, open_kernels
 from tests.support.decoder.paged_rows import LENGTHS, ROWS, Cache, Row
 

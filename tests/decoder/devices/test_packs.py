@@ -12,9 +12,9 @@ from services.decoder.devices.cpu.ops import CpuOps
 from services.decoder.devices.cpu.torch_ops import TorchCpuOps
 from services.decoder.devices.cuda.ops import CudaOps
 from services.decoder.steps.attention_meta import Packed
-from services.decoder.weights.linear_weight import as_codes, in_memory
-from services.decoder.weights.quantized_weight import QuantizedWeight
 from shared.cpu_kernels.instruction_sets import InstructionSet
+from shared.weights.linear_weight import as_codes, in_memory
+from shared.weights.quantized_weight import QuantizedWeight
 from tests.support.decoder.coded_weights import Form
 from tests.support.decoder.instruction_sets import each, open_kernels
 from tests.support.decoder.packs import packs, require_equal_packs, require_packs_ask

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from services.decoder.devices.cpu import ops as cpu
 from services.decoder.steps.attention_meta import Packed
-from services.decoder.weights.linear_weight import in_memory
 from shared.cpu_kernels import binding, shortlist
+from shared.weights.linear_weight import in_memory
 from tests.support.decoder.instruction_sets import RUNNABLE, each, open_kernels
 
 if not RUNNABLE:

@@ -19,13 +19,13 @@ from services.decoder.models.llama import Llama
 from services.decoder.ranks.share import Share
 from services.decoder.settings import DecoderSettings
 from services.decoder.steps.step import Step
-from services.decoder.weights.linear_weight import in_memory
 from services.decoder.worker.plans.plan import read_plan
 from services.decoder.worker.worker import Worker
 from services.families import registry
 from services.families.family import load_part
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
+from shared.weights.linear_weight import in_memory
 from tests.support.checkpoints import load_reference, make_checkpoint
 from tests.support.decoder.greedy_reference import assert_same_up_to_ties, greedy_tokens
 from tests.support.decoder.instruction_sets import RUNNABLE, open_kernels

@@ -108,9 +108,8 @@ CASES = [
         if family not in (*WHOLE_SPANS, *BY_US_ALONE)
     ),
 ]
-# A decoder of ours, one by the code of transformers, and one that computes a picture's tokens whole.
+# One that computes a picture's tokens whole, and one that does not.
 BY_DEFAULT = [
-    ("llava_onevision", "auto", 64),
     ("ovis2", "transformers", 7),
     ("gemma3", "transformers", 512),
 ]

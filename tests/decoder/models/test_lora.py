@@ -1,5 +1,7 @@
 """LoRA adapters that PEFT has saved give what PEFT computes with them."""
 
+import shutil
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from services.decoder.worker.worker import Worker
 from shared.errors import InvalidRequest
 from shared.lora.adapter import LoraAdapter
 from shared.model_backends import ModelBackend
-from tessera.decoder.v1.decoder_pb2 import StepResult
+from tessera.decoder.v1.decoder_pb2 import AdapterOutcome, LoadAdapter, StepResult
 from tests.support.checkpoints import make_checkpoint
 from tests.support.decoder.step_stream import Text, greedy, introduce, make_plan, read_ints
 
@@ -181,3 +183,58 @@ def test_a_model_whose_code_has_no_place_for_adapters_refuses_them(tmp_path: Pat
     with pytest.raises(InvalidRequest) as caught:
         load(settings)
     assert caught.value.reason == "UNSUPPORTED_ADAPTER"
+
+
+def loading_worker(base: Path, folder: Path, places: int) -> Worker:
+    changes = {"allowed_adapter_dir": folder, "max_loras": places}
+    return load(settings_with(base).model_copy(update=changes)).worker
+
+
+def apply(worker: Worker, **fields: Any) -> list[AdapterOutcome]:
+    """What became of the adapters that a plan loads."""
+    heard = threading.Event()
+    worker.adapters.listen(heard.set)
+    worker.step(worker.accept(make_plan(step=1, **fields)), lambda result: None)
+    if fields.get("load_adapters"):
+        assert heard.wait(60)
+    return worker.adapters.report()
+
+
+def test_adapters_that_plans_load_give_what_peft_gives(tmp_path: Path) -> None:
+    """One takes the place of another, and comes back."""
+    base = make_checkpoint(tmp_path / "base", "qwen2")
+    below = tmp_path / "adapters"
+    folders = {
+        LoraAdapter.open(folder, 64).lora_id: folder
+        for folder in (save_adapter(base, below / str(seed), "qwen2", seed) for seed in (1, 2))
+    }
+    one, other = folders
+    texts = {lora_id: expected(base, "qwen2", folder) for lora_id, folder in folders.items()}
+    worker = loading_worker(base, below, 1)
+    assert worker.adapters.places == 1
+    before = ""
+    for lora_id in (one, other, one):
+        load_it = [LoadAdapter(lora_id=lora_id, folder=str(folders[lora_id]))]
+        unload = [before] if before else []
+        [outcome] = apply(worker, load_adapters=load_it, unload_adapters=unload)
+        assert not outcome.HasField("failure")
+        assert generate(worker, [lora_id, ""]) == [texts[lora_id], expected(base, "qwen2", None)]
+        assert worker.adapters.loaded == [lora_id]
+        before = lora_id
+
+
+def test_other_weights_than_were_loaded_are_not_read(tmp_path: Path) -> None:
+    base = make_checkpoint(tmp_path / "base", "qwen2")
+    below = tmp_path / "adapters"
+    folder = save_adapter(base, below / "a", "qwen2", 1)
+    elsewhere = save_adapter(base, tmp_path / "elsewhere", "qwen2", 1)
+    lora_id = LoraAdapter.open(folder, 64).lora_id
+    worker = loading_worker(base, below, 2)
+    shutil.rmtree(folder)
+    save_adapter(base, folder, "qwen2", 2)
+    for where, reason in ((folder, "ADAPTER_CHANGED"), (elsewhere, "ADAPTER_NOT_ALLOWED")):
+        loads = [LoadAdapter(lora_id=lora_id, folder=str(where))]
+        [outcome] = apply(worker, load_adapters=loads)
+        assert (outcome.lora_id, outcome.failure.reason) == (lora_id, reason)
+    worker.reset()
+    assert worker.adapters.loaded == []

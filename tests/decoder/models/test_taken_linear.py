@@ -12,9 +12,9 @@ from services.decoder.models.generic.decoder import GenericDecoder
 from services.decoder.models.generic.linears.taken_linear import TakenLinear
 from services.decoder.models.generic.loading import find_class, load_model
 from services.decoder.models.generic.trial_run import TrialRun
-from services.decoder.weights.linear_weight import as_codes, in_memory
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.model_half import read_config
+from shared.weights.linear_weight import as_codes, in_memory
 from tests.support.decoder.coded_weights import Form
 from tests.support.generic_models import make_generic_checkpoint
 

@@ -21,7 +21,7 @@ from tests.support.decoder.step_stream import Text, greedy, introduce, make_plan
 
 PROMPTS = [[5, 9, 200, 31], [7, 8, 9, 10, 11], [60, 61]]
 BLOCKS = 2
-_PATIENCE_S = 30.0
+_PATIENCE_S = 60.0
 
 
 class SlowContinuations(Continuations):

@@ -210,7 +210,7 @@ async def test_what_was_wrong_with_an_artifact_is_forgotten_with_it(store: Artif
 
     embeddings.start(store.put(DIGEST, np.zeros((ROWS, HIDDEN), np.int32)))
     embeddings.hold([DIGEST])
-    await asyncio.wait_for(arrived.wait(), 30)
+    await asyncio.wait_for(arrived.wait(), 60)
     assert reason() == "MEDIA_MISMATCH"
     embeddings.use([DIGEST])
     embeddings.release([DIGEST])

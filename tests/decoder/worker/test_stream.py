@@ -112,7 +112,7 @@ async def test_a_larger_lease_ends_the_older_stream_and_forgets_its_sequences(
 async def test_a_cut_stream_empties_the_table(decoder: Decoder) -> None:
     async with StepStream.open(decoder.address) as stream:
         await stream.run(make_plan(**first_plan()))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not decoder.loaded.worker.slots.empty:
             await asyncio.sleep(0.01)
     await still_works(decoder, 2)

@@ -26,6 +26,9 @@ from tests.support.processes.answers import ask_all
 from tests.support.processes.services_in_process import services_in_process
 from tests.support.released_folders import IMAGE, edited, message
 
+# By the code of transformers: released forms of families with code of ours are tried in every run.
+pytestmark = pytest.mark.full
+
 PICTURE = png(3, (80, 60))
 TALK = [("user", f"{IMAGE}\nWhat is red?"), ("assistant", "A circle."), ("user", "And then?")]
 LINE_BREAK = "Ċ"
@@ -111,10 +114,7 @@ CASES = {
 
 @pytest.fixture(
     scope="module",
-    params=[
-        "blip2",
-        *(pytest.param(case, marks=pytest.mark.full) for case in CASES if case != "blip2"),
-    ],
+    params=CASES,
 )
 def case(request: pytest.FixtureRequest) -> str:
     return str(request.param)

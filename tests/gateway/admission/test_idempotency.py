@@ -31,7 +31,7 @@ async def other(stage: Stage) -> AsyncIterator[httpx.AsyncClient]:
     settings = stage.settings.model_copy(update={"shutdown_timeout": 0.2})
     async with (
         open_gateway(settings) as gateway,
-        plain_client(gateway.url, timeout=20) as client,
+        plain_client(gateway.url, timeout=60) as client,
     ):
         await until_ready(client)
         yield client
@@ -42,7 +42,7 @@ async def test_a_request_that_comes_again_while_it_is_prepared_runs_once(
 ) -> None:
     stage.preprocess.gate.clear()
     first = asyncio.create_task(stage.http.post(CHAT, json=BODY, headers=KEY))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not stage.preprocess.seen:
             await asyncio.sleep(0.01)
     again = asyncio.create_task(other.post(CHAT, json={**BODY, "stream": True}, headers=KEY))
@@ -91,7 +91,7 @@ async def test_a_stream_goes_on_by_its_key_and_last_event_id(
     whole = await other.post(CHAT, json=BODY, headers=last)
     assert (whole.status_code, whole.json()["error"]["param"]) == (400, "Last-Event-ID")
     assert len(stage.scheduler.played) == 1
-    async with asyncio.timeout(30):  # the refused one gives its place and its key back
+    async with asyncio.timeout(60):  # the refused one gives its place and its key back
         while await stage.scheduler.queue.depth() != (0, 0):
             await asyncio.sleep(0.01)
 

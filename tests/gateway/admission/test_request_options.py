@@ -120,7 +120,7 @@ async def test_a_request_that_no_scheduler_takes_ends_in_time(
 ) -> None:
     async with open_stage(redis_url, model_folder, tokenizer, queue_timeout=0.2) as stage:
         stage.scheduler.taking = False
-        reply = await asyncio.wait_for(stage.chat(stream=stream), 30)
+        reply = await asyncio.wait_for(stage.chat(stream=stream), 60)
         if stream:
             assert '"code": "queue_timeout"' in reply.text.split("\n\n")[-2]
         else:

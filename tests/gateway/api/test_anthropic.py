@@ -326,9 +326,13 @@ async def test_keys_are_asked_for(redis_url: str, model_folder: Path, tokenizer:
                 assert (
                     await client.messages.count_tokens(model=MODEL, messages=MESSAGES)
                 ).input_tokens
+                assert [model.id async for model in client.models.list()] == [MODEL]
+                assert (await client.models.retrieve(MODEL)).id == MODEL
         async with anthropic_client(stage, api_key="wrong") as client:
             with pytest.raises(anthropic.AuthenticationError):
                 await client.messages.create(**BODY)
+            with pytest.raises(anthropic.AuthenticationError):
+                await client.models.list()
 
 
 def merged(events: list[NamedEvent]) -> list[dict[str, Any]]:
@@ -378,7 +382,7 @@ async def test_the_rest_after_every_event_at_another_gateway(
     assert whole[0].name == "message_start" and whole[-1].name == "message_stop"
     assert len({event.event_id for event in whole}) == len(whole), "each event has an id of its own"
     rid = whole[0].event_id.partition("/")[0]
-    async with plain_client(other.url, timeout=20) as client:
+    async with plain_client(other.url, timeout=60) as client:
         for index, event in enumerate(whole):
             found = await client.get(f"/v1/requests/{rid}/stream", params={"after": event.event_id})
             assert merged(named_events(found.text)) == merged(whole[index + 1 :]), event

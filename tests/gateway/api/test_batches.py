@@ -14,12 +14,14 @@ from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from tokenizers import Tokenizer
 
 from services.gateway.apis import APIS
-from services.gateway.gateway import Gateway
+from services.gateway.gateway import Gateway, open_gateway
 from services.gateway.timings import Timings
 from services.launcher.redis.embedded_redis import EmbeddedRedis
 from shared.queue import connect
 from shared.queue.keys import Keys
+from shared.queue.messages import MODEL_CHANGED, QUEUE_TIMEOUT, REQUEST_TIMEOUT
 from shared.queue.token_log import decode_tokens
+from tessera.common.v1.ending_pb2 import Ending
 from tests.fuzz import bodies
 from tests.support.gateway.process import beside
 from tests.support.gateway.stage import ANSWER, MODEL, Stage, open_stage
@@ -265,7 +267,7 @@ async def test_a_batch_is_cancelled_at_another_gateway(stage: Stage, other: Gate
         assert {one["error"]["code"] for one in failed} == {"batch_cancelled"}
         assert (await client.batches.cancel(batch.id)).status == "cancelled"
     go_on.set()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not all(played.cancelled for played in stage.scheduler.played.values()):
             await asyncio.sleep(0.02)
     assert len(stage.scheduler.played) <= 64
@@ -377,3 +379,58 @@ async def test_a_batch_outlives_a_restart_of_redis(
         results = await lines_of(stage.openai, batch.output_file_id)
         assert [one["custom_id"] for one in results] == range_of(8)
         assert (await lines_of(stage.openai, batch.input_file_id))[0]["custom_id"] == "0"
+
+
+async def test_a_gateway_that_stops_hands_its_batches_over(
+    redis_url: str, model_folder: Path, tokenizer: Tokenizer
+) -> None:
+    """Another one does not wait until its lease has run out."""
+    timings = Timings(batch_lease_s=600)
+    async with open_stage(redis_url, model_folder, tokenizer, APIS, timings) as stage:
+        go_on = hold(stage)
+        settings = stage.settings.model_copy(update={"shutdown_timeout": 0.2})
+        async with (
+            open_gateway(settings, timings=timings) as first,
+            client_of(first.url) as client,
+        ):
+            batch = await begun(client, map(line, range_of(3)))
+            await stage.admitted(3)
+        go_on.set()
+        await begun(stage.openai, [line("a")])  # looks for batches at once
+        batch = await ended(stage.openai, batch.id)
+    assert (batch.status, *counts_of(batch)) == ("completed", 3, 3, 0)
+
+
+@pytest.mark.parametrize(
+    ("ending", "is_sent_again"),
+    [(QUEUE_TIMEOUT, True), (MODEL_CHANGED, True), (REQUEST_TIMEOUT, False)],
+    ids=["not begun", "other weights", "too long"],
+)
+async def test_what_was_lost_is_asked_for_again(
+    stage: Stage, ending: Ending, is_sent_again: bool
+) -> None:
+    stage.scheduler.answer = lambda spec: [[5]]
+    stage.scheduler.failure = ending.failure
+
+    async def step(rid: str, index: int) -> None:
+        if len(stage.scheduler.played) > 1:
+            stage.scheduler.failure = None
+
+    stage.scheduler.step = step
+    batch = await ended(stage.openai, (await begun(stage.openai, [line("a")])).id)
+    assert counts_of(batch) == ((1, 1, 0) if is_sent_again else (1, 0, 1))
+    assert len(stage.scheduler.played) == 1 + is_sent_again
+    failed = await lines_of(stage.openai, batch.error_file_id)
+    assert [one["response"]["status_code"] for one in failed] == ([] if is_sent_again else [504])
+
+
+async def test_characters_that_readers_take_for_ends_of_lines_divide_none(stage: Stage) -> None:
+    text = "one\u2028two\u2029three\u0085four"
+    stage.says(text)
+    batch = await begun(stage.openai, [line("a"), line(text), line(text)])
+    batch = await ended(stage.openai, batch.id)
+    done = await lines_of(stage.openai, batch.output_file_id)
+    assert [one["custom_id"] for one in done] == ["a", text]
+    assert {said(one["response"]["body"]) for one in done} == {text}
+    (refused,) = await lines_of(stage.openai, batch.error_file_id)
+    assert refused["custom_id"] == text

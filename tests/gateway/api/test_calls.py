@@ -11,7 +11,14 @@ from services.gateway.gateway import Gateway
 from services.gateway.model.output_forms import OutputForms
 from shared.errors import Unavailable
 from shared.net.channels import open_channel
-from tessera.gateway.v1.chat_pb2 import ChatMessage, ChatRequest, ContentPart, GenerationOptions
+from tessera.common.v1.ending_pb2 import Failure
+from tessera.gateway.v1.chat_pb2 import (
+    ChatMessage,
+    ChatRequest,
+    ContentPart,
+    GenerationOptions,
+    GetRequestRequest,
+)
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
 from tessera.scheduler.v1.queue_pb2 import MessageFormat
 from tests.support.gateway.forms import Acceptor
@@ -104,7 +111,7 @@ async def test_the_rest_after_every_event_at_another_gateway(
     whole = await stage.http.post("/v1/chat/completions", json=body, headers=ASK_FOR_IDS)
     pairs = with_ids(whole.text)
     rid = pairs[0][0].partition("/")[0]
-    async with plain_client(other.url, timeout=20) as client:
+    async with plain_client(other.url, timeout=60) as client:
         for index, (name, _) in enumerate(pairs):
             found = await client.get(f"/v1/requests/{rid}/stream", params={"after": name})
             rest = [chunk for later, chunk in pairs[index + 1 :] if later != name]
@@ -354,3 +361,30 @@ async def test_a_bound_of_reasoning_that_cannot_be_held_to_is_refused(
         error = await other.chat(thinking_token_budget=5)
         assert error.json()["error"]["code"] == "unsupported_parameter"
         assert "--reasoning-parser" in error.json()["error"]["message"]
+
+
+async def test_what_a_decoder_finds_in_a_form_names_what_asked_for_it(stage: Stage) -> None:
+    text = "it cannot be followed any further"
+    stage.scheduler.answer = lambda spec: [[5]]
+    stage.scheduler.failure = Failure(
+        code=3,
+        reason="GRAMMAR_TOO_COMPLEX",
+        message=f"grammar: {text}",
+        metadata={"field": "grammar"},
+    )
+    bodies: list[tuple[dict[str, Any], str]] = [
+        ({"tools": TOOLS, "tool_choice": "required"}, "tools"),
+        ({"thinking_token_budget": 3}, "thinking_token_budget"),
+        ({"guided_json": {"type": "object"}}, "guided_json"),
+    ]
+    for body, field in bodies:
+        reply = await stage.chat(**body)
+        error = reply.json()["error"]
+        assert (reply.status_code, error["param"]) == (400, field), error
+        assert error["message"] == f"{field}: {text}"
+        rid = reply.headers["x-tessera-request-id"]
+        state = (await stage.http.get(f"/v1/requests/{rid}")).json()
+        assert state["choices"][0]["error"] == error
+        async with open_channel(stage.gateway.grpc_address) as channel:
+            status = await ChatServiceStub(channel).GetRequest(GetRequestRequest(request_id=rid))
+        assert status.choices[0].failure.metadata["field"] == field

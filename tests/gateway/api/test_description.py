@@ -8,8 +8,8 @@ import httpx
 import pytest
 from openapi_spec_validator import validate
 
-from services.gateway.api.tessera.description.endpoint import policy_of
 from services.gateway.api.tessera.description.schemas import Schemas
+from services.gateway.api.tessera.page import policy_of
 from services.gateway.decoding.decode import decode
 from services.gateway.reading.generation import read_generation, text_prompt
 from services.gateway.reading.options import GenerationOptions
@@ -40,6 +40,22 @@ async def test_every_route_is_described_validly(stage: Stage) -> None:
             assert reply.status_code != 405, path
             assert not operation["summary"].startswith(method.upper()), path
             assert operation["security"] == []
+
+
+async def test_a_form_is_described_as_one(stage: Stage) -> None:
+    document = await described(stage.http)
+    [(kind, content)] = document["paths"]["/v1/files"]["post"]["requestBody"]["content"].items()
+    assert kind == "multipart/form-data"
+    schema = document["components"]["schemas"][content["schema"]["$ref"].rpartition("/")[2]]
+    assert schema["properties"].keys() == {
+        "file", "purpose", "expires_after[anchor]", "expires_after[seconds]"
+    }  # fmt: skip
+    assert schema["required"] == ["file"]
+    sent = {"purpose": "batch", "expires_after[anchor]": "created_at"}
+    sent["expires_after[seconds]"] = "3600"
+    reply = await stage.http.post("/v1/files", data=sent, files={"file": b"{}"})
+    assert reply.status_code == 200
+    assert reply.json()["expires_at"] - reply.json()["created_at"] == 3600
 
 
 async def test_examples_of_bodies_are_answered(stage: Stage) -> None:
@@ -101,11 +117,14 @@ def taken(name: str, value: float) -> None:
     read_generation(options, text_prompt("hello"), kind, None, model())
 
 
-async def test_the_page_loads_nothing_from_elsewhere(stage: Stage) -> None:
-    page = await stage.http.get("/docs")
+@pytest.mark.parametrize("path", ["/", "/docs"])
+async def test_pages_load_nothing_from_elsewhere(stage: Stage, path: str) -> None:
+    page = await stage.http.get(path)
     assert page.headers["content-type"].startswith("text/html")
     assert not re.search(r"(?:src|href)=\"(?!/|data:)", page.text)
-    assert "http" not in page.text.replace("http-equiv", "")
+    assert not re.search(r"https?://", page.text)
+    # What the policy does not let run: styles and handlers in attributes.
+    assert not re.search(r"<[^>]*\s(?:style|on\w+)=", page.text)
     policy = page.headers["content-security-policy"]
     assert policy == policy_of(page.text) and "default-src 'none'" in policy
     for tag in ("script", "style"):

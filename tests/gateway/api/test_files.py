@@ -86,7 +86,7 @@ async def test_what_is_too_large_is_refused_with_the_limit(stage: Stage) -> None
         await stage.openai.files.create(file=b"x" * MOST, purpose="batch")
     with pytest.raises(openai.RateLimitError, match="--file-store-bytes"):
         await stage.openai.files.create(file=b"x" * MOST, purpose="batch")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while await stored_bytes(stage) != 2 * MOST:
             await asyncio.sleep(0.01)
     page = await stage.http.get("/metrics")
@@ -101,7 +101,7 @@ async def test_a_client_that_leaves_leaves_nothing(stage: Stage) -> None:
     sent = part("file", b"x" * (2 << 20), '; filename="a"')
     writer.write(f"{head}Content-Type: {FORM['content-type']}\r\n\r\n".encode() + sent)
     await writer.drain()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not await stored_bytes(stage):
             await asyncio.sleep(0.01)
         writer.close()

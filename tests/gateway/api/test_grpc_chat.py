@@ -215,7 +215,7 @@ async def test_cancelling_the_call_cancels_the_request(
             break
     call.cancel()
     played = await stage.scheduler.taken()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await played.ended.wait()
         assert played.cancelled
         while await stage.scheduler.queue.depth() != (0, 0):
@@ -228,7 +228,7 @@ async def test_cancelling_before_admission_leaves_nothing(
     stage.preprocess.gate.clear()
     call = ChatServiceStub(channel).Chat(question())
     reading = asyncio.create_task(call.read())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not stage.preprocess.seen:
             await asyncio.sleep(0.01)
         call.cancel()

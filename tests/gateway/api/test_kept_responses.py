@@ -74,7 +74,7 @@ def dawdle(stage: Stage) -> None:
 
 
 async def until(client: AsyncOpenAI, name: str, status: str) -> Any:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while (found := await client.responses.retrieve(name)).status != status:
             await asyncio.sleep(0.02)
     return found
@@ -286,7 +286,7 @@ async def test_a_response_is_cancelled_and_forgotten(stage: Stage, elsewhere: As
     )
     other = await stage.openai.responses.create(**ASKED, background=True)
     await elsewhere.responses.delete(other.id)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while await stage.scheduler.queue.depth() != (0, 0):
             await asyncio.sleep(0.01)
 
@@ -363,7 +363,7 @@ async def test_a_response_that_cannot_be_kept_is_not_made(
         with pytest.raises(openai.BadRequestError) as caught:
             await stage.openai.responses.create(**ASKED, metadata=metadata, background=True)
         assert (caught.value.param, caught.value.code) == ("store", "response_too_large")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while await stage.scheduler.queue.depth() != (0, 0):
                 await asyncio.sleep(0.01)
 
@@ -382,7 +382,7 @@ async def test_a_response_whose_gateway_died_is_finished_by_another(
         await process.wait()
     go.set()
     keys = Keys(MODEL)
-    async with connect(stage.settings.redis_url) as redis, asyncio.timeout(30):
+    async with connect(stage.settings.redis_url) as redis, asyncio.timeout(60):
         record = keys.response(name.removeprefix("resp_"))
         while not await redis.hexists(record, "response"):
             await asyncio.sleep(0.05)
@@ -414,7 +414,7 @@ async def test_a_redis_that_lost_everything_gets_it_again(
             await until(stage.openai, made.id, "in_progress")
             server.kill()
             server.start()
-            async with asyncio.timeout(30), connect(server.url) as redis:
+            async with asyncio.timeout(60), connect(server.url) as redis:
                 record = Keys(MODEL).response(made.id.removeprefix("resp_"))
                 while not await _there(redis, record):
                     await asyncio.sleep(0.05)

@@ -72,7 +72,7 @@ async def test_the_rest_after_every_event_at_another_gateway(stage: Stage, other
     assert "".join(event["text_output"] for event in found) == TEXT + ANSWER
     assert found[-1]["details"]["finish_reason"] == "eos_token"
     rid = reply.headers["x-request-id"]
-    async with plain_client(other.url, timeout=20) as client:
+    async with plain_client(other.url, timeout=60) as client:
         for index, place in enumerate(places[:-1], 1):
             rest = await client.get(f"/v1/requests/{rid}/stream", params={"after": place})
             again = events(rest.text)

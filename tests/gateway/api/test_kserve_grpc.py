@@ -142,7 +142,7 @@ async def test_a_call_that_is_cancelled_ends_its_request(stage: Stage, stub: Any
             reading = asyncio.ensure_future(call.read())
         played = await stage.scheduler.taken()
         call.cancel()
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             await played.ended.wait()
         assert played.cancelled
         if begin is not stub.ModelInfer:

@@ -72,7 +72,7 @@ async def test_a_large_answer_ends_with_the_connection_of_http_1_0(stage: Stage)
     reader, writer = await asyncio.open_connection(host, int(port))
     head = f"POST {CHAT} HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
     writer.write(f"{head}\r\n\r\n".encode() + body)
-    answer = await asyncio.wait_for(reader.read(), 30)
+    answer = await asyncio.wait_for(reader.read(), 60)
     writer.close()
     head, _, content = answer.decode().partition("\r\n\r\n")
     assert "chunked" not in head.lower()

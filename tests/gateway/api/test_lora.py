@@ -8,6 +8,7 @@ import httpx
 import pytest
 from tokenizers import Tokenizer
 
+from inference import inference_pb2, inference_pb2_grpc
 from shared.lora.adapter import LoraAdapter
 from shared.net.channels import open_channel
 from tessera.gateway.v1 import chat_pb2, chat_pb2_grpc
@@ -109,6 +110,16 @@ async def test_adapters_are_listed_with_their_parent(stage: Stage) -> None:
         "sql",
         "other",
     ]
+
+
+async def test_metadata_of_tensors_have_the_adapters_name(stage: Stage) -> None:
+    for name in (MODEL, "sql"):
+        for path in (f"/v2/models/{name}", f"/v2/models/{name}/config"):
+            assert (await stage.http.get(path)).json()["name"] == name
+    async with open_channel(stage.gateway.grpc_address) as channel:
+        stub = inference_pb2_grpc.GRPCInferenceServiceStub(channel)
+        about = await stub.ModelMetadata(inference_pb2.ModelMetadataRequest(name="sql"))
+    assert about.name == "sql"
 
 
 async def test_an_answer_has_the_adapters_name(stage: Stage) -> None:

@@ -286,7 +286,7 @@ async def test_the_rest_after_every_line_at_another_gateway(
     whole = lines_of((await stage.http.post(path, json=BODIES[path], headers=ASK_FOR_IDS)).text)
     rid = whole[0]["event_id"].partition("/")[0]
     wanted = [without_durations(line) for line in whole]
-    async with plain_client(other.url, timeout=20) as client:
+    async with plain_client(other.url, timeout=60) as client:
         for index, line in enumerate(whole):
             params = {"after": line["event_id"]}
             rest = await client.get(f"/v1/requests/{rid}/stream", params=params)
@@ -307,7 +307,7 @@ async def test_a_stream_that_broke_off_after_any_token_goes_on_by_its_key(
     body = BODIES[path] | {"options": {"stop": ["END"]}}
     headers = {"Idempotency-Key": f"one {path}"}
     whole = lines_of((await stage.http.post(path, json=body, headers=headers)).text)
-    async with plain_client(other.url, timeout=20) as client:
+    async with plain_client(other.url, timeout=60) as client:
         for index, line in enumerate(whole[:-1]):
             again = headers | {"Last-Event-ID": line["event_id"]}
             found = lines_of((await client.post(path, json=body, headers=again)).text)
@@ -325,6 +325,6 @@ async def test_a_client_that_leaves_cancels(stage: Stage) -> None:
     stage.scheduler.answer = lambda spec: (tokens for _ in range(400))
     async with stage.http.stream("POST", CHAT, json=BODIES[CHAT]) as broken:
         await anext(broken.aiter_lines())
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while await stage.scheduler.queue.depth() != (0, 0) or len(stage.gateway.follower):
             await asyncio.sleep(0.01)

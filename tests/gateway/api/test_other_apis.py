@@ -98,7 +98,7 @@ async def test_the_rest_after_every_frame_at_another_gateway(
 ) -> None:
     whole = frames(path, (await stage.http.post(path, json=BODY, headers=ASK_FOR_IDS)).text)
     rid = whole[0].event_id.partition("/")[0]
-    async with plain_client(second.url, timeout=20) as client:
+    async with plain_client(second.url, timeout=60) as client:
         for index, frame in enumerate(whole[:-1]):
             rest = await client.get(f"/v1/requests/{rid}/stream", params={"after": frame.event_id})
             found = frames(path, rest.text)
@@ -132,7 +132,7 @@ async def test_a_stream_that_broke_off_goes_on_by_its_key(
                 break
     for _ in ids:
         go.release()
-    async with plain_client(second.url, timeout=20) as client:
+    async with plain_client(second.url, timeout=60) as client:
         headers |= {"Last-Event-ID": seen[-1].event_id}
         rest = await client.post(path, json=BODY, headers=headers)
     assert "".join(frame.text for frame in [*seen, *frames(path, rest.text)]) == ANSWER
@@ -169,7 +169,7 @@ async def test_an_error_inside_a_stream_has_the_form_of_its_api(
     stage.scheduler.answer = lambda spec: [stage.tokenizer.encode("The red").ids]
     stage.scheduler.failure = InvalidRequest("BAD_LUCK", "it broke").to_failure()
     reply = await stage.http.post(path, json=BODY)
-    async with plain_client(second.url, timeout=20) as client:
+    async with plain_client(second.url, timeout=60) as client:
         resumed = await client.get(f"/v1/requests/{reply.headers['x-request-id']}/stream")
     assert reply.status_code == resumed.status_code == 200
     last = {
@@ -235,7 +235,7 @@ async def raw(stage: Stage, request: bytes) -> tuple[bytes, bytes]:
     port = int(stage.gateway.url.rsplit(":", 1)[1])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             writer.write(request)
             head, _, body = (await reader.read()).partition(b"\r\n\r\n")
             return head, body

@@ -9,7 +9,7 @@ from services.gateway.api.tessera.peer_progress import PeerProgress
 
 
 async def until(progress: PeerProgress, peer: str, received: int | None) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while progress.received(peer) != received:
             await asyncio.sleep(0.02)
 

@@ -59,7 +59,7 @@ async def test_a_request_waits_runs_and_is_cancelled(stage: Stage) -> None:
         assert found["timeline"]["taken_ms"] is None
         assert found["choices"] == [{"index": 0, "tokens": 0, "finish_reason": None}]
         stage.scheduler.taking = True
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while (
                 found["usage"]["completion_tokens"] < 2 or not found["timeline"]["first_token_ms"]
             ):

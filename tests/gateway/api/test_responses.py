@@ -317,7 +317,7 @@ async def test_the_rest_after_every_event_at_another_gateway(
     assert whole[-1].name in ("response.completed", "response.incomplete")
     assert len({event.event_id for event in whole}) == len(whole), "each event has an id of its own"
     rid = whole[0].event_id.partition("/")[0]
-    async with plain_client(other.url, timeout=20) as client:
+    async with plain_client(other.url, timeout=60) as client:
         for index, event in enumerate(whole):
             found = await client.get(f"/v1/requests/{rid}/stream", params={"after": event.event_id})
             assert merged(named_events(found.text)) == merged(whole[index + 1 :]), event

@@ -1,10 +1,8 @@
 """The routes for vectors and scores, as clients see them."""
 
 import base64
-import json
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,71 +15,15 @@ from shared.queue.token_log import decode_tokens
 from tessera.common.v1.ending_pb2 import Failure
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
 from tests.fuzz import bodies
-from tests.support.gateway.stage import MODEL, Stage, open_stage
-from tests.support.tokenizers import save
-
-WIDTH = 8
-Opened = AbstractAsyncContextManager[Stage]
-
-
-def write_folder(folder: Path, tokenizer: Tokenizer, architecture: str, **config: Any) -> Path:
-    folder.mkdir()
-    save(tokenizer, folder)
-    sizes = {"hidden_size": WIDTH, "intermediate_size": 8, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 8}
-    heads["vocab_size"] = tokenizer.get_vocab_size()
-    names = {"architectures": [architecture], "model_type": "qwen3"}
-    content = {**names, **sizes, **heads, "max_position_embeddings": 64, **config}
-    (folder / "config.json").write_text(json.dumps(content))
-    return folder
-
-
-def numbers_of(spec: RequestSpec) -> list[float]:
-    """A vector that differs with the prompt."""
-    prompt = decode_tokens(spec.prompt)
-    return [float(sum(prompt) % (place + 7)) - 2 for place in range(spec.pooling.width)]
-
-
-def embeds_of(redis_url: str, folder: Path, tokenizer: Tokenizer) -> Opened:
-    """A server of vectors that may be cut to 4 numbers, of three prompts at a time."""
-    write_folder(folder, tokenizer, "Qwen3ForCausalLM", matryoshka_dimensions=[4])
-    prompts = {"prompts": {"query": "Q: ", "document": "D: "}}
-    (folder / "config_sentence_transformers.json").write_text(json.dumps(prompts))
-    return open_stage(redis_url, folder, tokenizer, task="embed", max_prompts=3)
-
-
-def classifies_of(redis_url: str, folder: Path, tokenizer: Tokenizer) -> Opened:
-    """A classifier of two labels."""
-    labels = {"0": "bad", "1": "good"}
-    write_folder(folder, tokenizer, "Qwen3ForSequenceClassification", id2label=labels)
-    return open_stage(redis_url, folder, tokenizer)
-
-
-def scores_of(redis_url: str, folder: Path, tokenizer: Tokenizer) -> Opened:
-    """A classifier of one label."""
-    write_folder(folder, tokenizer, "Qwen3ForSequenceClassification", num_labels=1)
-    return open_stage(redis_url, folder, tokenizer)
-
-
-@pytest.fixture
-async def embeds(redis_url: str, tmp_path: Path, tokenizer: Tokenizer) -> AsyncIterator[Stage]:
-    async with embeds_of(redis_url, tmp_path / MODEL, tokenizer) as stage:
-        stage.scheduler.vector = numbers_of
-        yield stage
-
-
-@pytest.fixture
-async def classifies(redis_url: str, tmp_path: Path, tokenizer: Tokenizer) -> AsyncIterator[Stage]:
-    async with classifies_of(redis_url, tmp_path / MODEL, tokenizer) as stage:
-        stage.scheduler.vector = lambda spec: [1.0, 3.0]
-        yield stage
-
-
-@pytest.fixture
-async def scores(redis_url: str, tmp_path: Path, tokenizer: Tokenizer) -> AsyncIterator[Stage]:
-    async with scores_of(redis_url, tmp_path / MODEL, tokenizer) as stage:
-        stage.scheduler.vector = lambda spec: [len(spec.prompt) / 64]
-        yield stage
+from tests.fuzz.right import vectors
+from tests.support.gateway.pooled_stages import (
+    Opened,
+    classifies_of,
+    embeds_of,
+    numbers_of,
+    scores_of,
+)
+from tests.support.gateway.stage import MODEL, Stage
 
 
 def unit(vector: Sequence[float]) -> list[float]:
@@ -278,7 +220,7 @@ async def test_strange_bodies_are_answered(
 ) -> None:
     draw, kind = random.Random(7), {"content-type": "application/json"}
     async with served(redis_url, tmp_path / MODEL, tokenizer) as stage:
-        for route in bodies.POOLED_ROUTES:
+        for route in vectors.ROUTES:
             for _ in range(6):
                 content = bodies.body(draw, route).replace(b'"fuzzed"', b'"tiny-vl"')
                 reply = await stage.http.post(route, content=content, headers=kind)

@@ -63,7 +63,7 @@ async def test_the_rest_after_every_line_at_another_gateway(stage: Stage, other:
     reply = await stage.http.post("/generate", json=asked, headers=ASK_FOR_IDS)
     found = lines(reply.text)
     rid = reply.headers["x-request-id"]
-    async with plain_client(other.url, timeout=20) as client:
+    async with plain_client(other.url, timeout=60) as client:
         for index, line in enumerate(found[:-1], 1):
             after = {"after": line["event_id"]}
             rest = await client.get(f"/v1/requests/{rid}/stream", params=after)

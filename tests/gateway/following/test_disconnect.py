@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from services.gateway.http.exchange import Exchange
+from services.gateway.timings import Timings
 from shared.errors import Cancelled
 from tests.support.gateway.neighbours import Played
 from tests.support.gateway.other_apis import NoteForm, NotesEndpoint
@@ -33,7 +34,7 @@ async def posted(stage: Stage, body: bytes) -> AsyncIterator[asyncio.StreamReade
 
 async def empty(stage: Stage) -> None:
     """Waits until nothing is reserved, waiting or running, and nothing is followed."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while await stage.scheduler.queue.depth() != (0, 0) or len(stage.gateway.follower):
             await asyncio.sleep(0.01)
 
@@ -62,7 +63,7 @@ async def test_while_the_body_is_on_its_way(stage: Stage) -> None:
 async def test_while_it_is_prepared(stage: Stage, body: bytes) -> None:
     stage.preprocess.gate.clear()
     async with posted(stage, body):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not stage.preprocess.seen:
                 await asyncio.sleep(0.01)
         assert (await stage.scheduler.queue.depth())[0] == 1
@@ -72,11 +73,12 @@ async def test_while_it_is_prepared(stage: Stage, body: bytes) -> None:
     assert not stage.scheduler.played
 
 
+@pytest.mark.parametrize("timings", [Timings(silence_s=0.2)])  # it writes then, and finds nobody
 @pytest.mark.parametrize("body", [BODY, STREAM])
 async def test_while_it_waits(stage: Stage, body: bytes) -> None:
     stage.scheduler.taking = False
     async with posted(stage, body):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not len(stage.gateway.follower):
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.05)
@@ -93,7 +95,7 @@ async def test_while_it_runs(stage: Stage, body: bytes) -> None:
         played: Played = await stage.scheduler.taken()
         if body is STREAM:
             await reader.readuntil(b"word")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await played.ended.wait()
     assert played.cancelled
     await empty(stage)
@@ -138,7 +140,7 @@ async def test_a_client_that_stops_reading_counts_as_gone() -> None:
         scope, receive, send, "r_x", NotesEndpoint(()), blocked_s=0.05, check_s=0.02
     )
     with pytest.raises(Cancelled) as caught:
-        async with asyncio.timeout(30), exchange.while_connected():
+        async with asyncio.timeout(60), exchange.while_connected():
             await exchange.start_stream(NoteForm())
             await exchange.write(b"never read")
     assert caught.value.reason == "CLIENT_GONE"

@@ -75,7 +75,7 @@ def speak_differently(stage: Stage) -> None:
 
 async def rest_of(gateway: Gateway, after: str, **query: str) -> httpx.Response:
     rid = after.partition("/")[0]
-    async with plain_client(gateway.url, timeout=20) as client:
+    async with plain_client(gateway.url, timeout=60) as client:
         return await client.get(f"/v1/requests/{rid}/stream", params={"after": after, **query})
 
 
@@ -117,7 +117,7 @@ async def test_two_clients_see_the_same_bytes_of_a_running_stream(
             go.release()
             text = await _until(seen, text, f"id: {rid}/{index}\n")
         async with (
-            plain_client(other.url, timeout=20) as client,
+            plain_client(other.url, timeout=60) as client,
             client.stream("GET", f"/v1/requests/{rid}/stream?after={rid}/1") as second,
         ):
             assert second.headers["x-request-id"] == rid
@@ -144,7 +144,7 @@ async def test_two_clients_see_the_same_bytes_of_a_running_stream(
 
 
 async def _until(parts: AsyncIterator[str], text: str, wanted: str) -> str:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while wanted not in text:
             text += await anext(parts)
     return text

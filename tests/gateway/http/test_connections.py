@@ -33,7 +33,7 @@ async def connected(
     port = int(stage.gateway.url.rsplit(":", 1)[1])
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             yield reader, writer
     finally:
         writer.close()
@@ -135,7 +135,7 @@ async def test_a_client_that_leaves_is_noticed(stage: Stage, stream: bool) -> No
     async with connected(stage) as (_, writer):
         writer.write(chat(stream=stream, max_tokens=400))
         await stage.admitted(1)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not any(played.cancelled for played in stage.scheduler.played.values()):
             await asyncio.sleep(0.05)
 
@@ -268,3 +268,31 @@ async def test_who_asks_before_sending_a_body_is_told_to_send_it_or_why_not(stag
             b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\nExpect: 100-continue\r\n\r\n"
         )
         assert (await response(reader))[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("version", "hosts", "is_answered"),
+    [
+        ("1.1", ["localhost"], True),
+        ("1.1", ["127.0.0.1:8000"], True),
+        ("1.1", ["[::1]:8000"], True),
+        ("1.1", [""], True),
+        ("1.0", [], True),
+        ("1.1", [], False),
+        ("1.1", ["localhost", "localhost"], False),
+        ("1.0", ["localhost", "other"], False),
+        ("1.1", ["local host"], False),
+        ("1.1", ["localhost/v1"], False),
+    ],
+)
+async def test_a_request_names_one_host(
+    stage: Stage, version: str, hosts: list[str], is_answered: bool
+) -> None:
+    fields = "".join(f"Host: {host}\r\n" for host in hosts)
+    async with connected(stage) as (reader, writer):
+        writer.write(f"GET /health/live HTTP/{version}\r\n{fields}\r\n".encode())
+        status, body = await response(reader)
+    if is_answered:
+        assert status == 200
+    else:
+        assert (status, code(body)) == (400, "invalid_http")

@@ -32,7 +32,7 @@ def pause_at(stage: Stage, step: int) -> asyncio.Event:
 async def test_what_outlasts_the_timeout_ends_with_a_marked_error(stage: Stage) -> None:
     pause_at(stage, 2)
     settings = stage.settings.model_copy(update={"shutdown_timeout": 0.5})
-    async with httpx.AsyncClient(timeout=20) as client:
+    async with httpx.AsyncClient(timeout=60) as client:
         async with open_gateway(settings) as gateway:
             await until_ready_at(client, gateway.url)
             url = f"{gateway.url}/v1/chat/completions"
@@ -56,7 +56,7 @@ async def rest_of(parts: AsyncIterator[str]) -> str:
 
 
 async def until_ready_at(client: httpx.AsyncClient, url: str) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while (await client.get(f"{url}/health/ready")).status_code != 200:
             await asyncio.sleep(0.02)
 
@@ -70,13 +70,13 @@ async def test_sigterm_lets_open_answers_finish(stage: Stage) -> None:
                 if '"content":"The' in line:  # perhaps with the next token
                     break
             process.send_signal(signal.SIGTERM)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while await _accepts(str(client.base_url)):
                     await asyncio.sleep(0.05)
             go.set()
             rest = [line async for line in lines]
         assert rest[-2] == "data: [DONE]"
-        assert await asyncio.wait_for(process.wait(), 30) == 0
+        assert await asyncio.wait_for(process.wait(), 60) == 0
 
 
 async def _accepts(url: str) -> bool:

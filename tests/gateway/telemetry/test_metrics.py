@@ -186,7 +186,7 @@ async def test_waiting_requests_are_told_apart(stage: Stage) -> None:
         await redis.hset(Keys(MODEL).live, mapping={f"r{number}": 1 for number in range(12)})
     waiting = "vllm:num_requests_waiting"
     found = await samples_of(stage.http)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while total(found, f"{waiting}_by_reason", reason="deferred") != 6:
             await asyncio.sleep(0.1)
             found = await samples_of(stage.http)
@@ -255,7 +255,7 @@ async def test_each_decoder_is_an_engine(stage: Stage) -> None:
     stage.scheduler.load = GetLoadResponse(
         decoders=[DecoderLoad(decoder_id=name, running=count) for name, count in now]
     )
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while total(found, running) != 7:
             await asyncio.sleep(0.1)
             found = await samples_of(stage.http)
@@ -291,3 +291,26 @@ async def test_another_gateway_reports_when_one_dies(stage: Stage) -> None:
         process.kill()
         while total(await samples_of(stage.http), running) != 3:
             await asyncio.sleep(0.1)
+
+
+async def test_adapters_of_all_decoders_have_one_series_as_in_vllm(stage: Stage) -> None:
+    async def series() -> list[Sample]:
+        found = await samples_of(stage.http)
+        return [sample for sample in found if sample.name == "vllm:lora_requests_info"]
+
+    assert not await series()
+    first, second = stage.scheduler.load.decoders
+    first.max_adapters = second.max_adapters = 8
+    first.running_adapters.extend(["chat", "sql"])
+    second.running_adapters.append("sql")
+    second.waiting_adapters.append("poem")
+    async with asyncio.timeout(30):
+        while not (found := await series()):
+            await asyncio.sleep(0.05)
+    [sample] = found
+    assert sample.labels == {
+        "max_lora": "8",
+        "running_lora_adapters": "chat,sql",
+        "waiting_lora_adapters": "poem",
+    }
+    assert sample.value > 1e9

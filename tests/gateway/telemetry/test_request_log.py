@@ -11,6 +11,7 @@ import structlog
 from structlog.testing import LogCapture
 
 from services.gateway.gateway import Gateway
+from services.gateway.timings import Timings
 from shared.errors import Internal, InvalidRequest
 from shared.net.channels import open_channel
 from tessera.common.v1.ending_pb2 import Ending
@@ -21,6 +22,8 @@ from tests.support.gateway.stage import Stage
 Lines = list[MutableMapping[str, Any]]
 
 _NAME = {"x-request-id": "client-17"}
+# An answer in which nothing happens is written to after this time, which finds that its client has left.
+QUICK = pytest.mark.parametrize("timings", [Timings(silence_s=0.2)])
 
 
 @pytest.fixture
@@ -34,7 +37,7 @@ def lines() -> Iterator[Lines]:
 
 
 async def ends(lines: Lines, count: int = 1) -> Lines:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len(found := [e for e in lines if e["event"] == "request ended"]) < count:
             await asyncio.sleep(0.02)
     return found
@@ -82,6 +85,7 @@ async def test_a_line_for_each_request_that_is_refused(lines: Lines, stage: Stag
     assert "SECRET-PROMPT" not in str(lines)
 
 
+@QUICK
 async def test_a_request_that_fails_on_its_way_or_is_left(lines: Lines, stage: Stage) -> None:
     stage.scheduler.failure = Internal("BAD_LUCK", "it broke").to_failure()
     stage.scheduler.answer = lambda spec: [[5]]
@@ -143,6 +147,7 @@ async def test_names_go_to_other_services_and_come_back(lines: Lines, stage: Sta
     assert found[3]["error"] == "NO_MESSAGES" or found[3]["status"] == 400
 
 
+@QUICK
 async def test_a_request_that_goes_on_elsewhere(lines: Lines, stage: Stage, other: Gateway) -> None:
     go = asyncio.Event()
 
@@ -154,11 +159,11 @@ async def test_a_request_that_goes_on_elsewhere(lines: Lines, stage: Stage, othe
     keep = {"x-tessera-resume": "60", **_NAME}
     async with stage.http.stream("POST", "/v1/completions", json=body, headers=keep) as reply:
         rid = reply.headers["x-tessera-request-id"]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not any(e["event"] == "client left, the request goes on" for e in lines):
             await asyncio.sleep(0.02)
     go.set()
-    async with httpx.AsyncClient(base_url=other.url, timeout=30) as client:
+    async with httpx.AsyncClient(base_url=other.url, timeout=60) as client:
         await client.get(f"/v1/requests/{rid}/stream")
     (line,) = await ends(lines)
     assert line["resumed"] and line["request_id"] == rid and line["finish"] == "stop"

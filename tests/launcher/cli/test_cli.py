@@ -1,12 +1,13 @@
 """The command line as a user meets it."""
 
+import functools
 import json
 import shutil
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -19,26 +20,28 @@ from shared.ascend import npu_fault
 from shared.settings import DEMO_MODEL
 from tests.support.generic_models import make_generic_checkpoint
 from tests.support.network.ports import closed_port, free_ports
+from tests.support.processes.forks import forks
 from tests.support.processes.small_shared_memory import with_shared_memory
 
+ROOT = Path(__file__).parents[3]
+ENVIRONMENT = {
+    "PYTHONPATH": f"{ROOT}:{ROOT / 'protos'}",
+    "HOME": "/nonexistent",
+    "PATH": "/usr/bin",
+}
+# What its commands import.
+IMPORTED = (
+    *("services.launcher.serve", "services.launcher.chat", "services.launcher.check"),
+    *("services.launcher.doctor.command", "services.launcher.redis.check"),
+)
+Tessera = Callable[..., "subprocess.CompletedProcess[str]"]
 
-def tessera(*arguments: str, stdin: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
-    root = Path(__file__).parents[3]
-    return subprocess.run(
-        [sys.executable, "-m", "services.launcher", *arguments],
-        input=stdin,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        cwd=root,
-        env={
-            "PYTHONPATH": f"{root}:{root / 'protos'}",
-            "HOME": "/nonexistent",
-            "PATH": "/usr/bin",
-            **variables,
-        },
-        check=False,
-    )
+
+@pytest.fixture(scope="module")
+def tessera() -> Iterator[Tessera]:
+    """The command, in processes that have already imported their libraries."""
+    with forks(ENVIRONMENT, *IMPORTED) as started:
+        yield functools.partial(started.run, "services.launcher")
 
 
 class Echo(BaseHTTPRequestHandler):
@@ -108,7 +111,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("tessera ")
 
 
-def test_a_taken_port_is_said_before_anything_starts(tmp_path: Path) -> None:
+def test_a_taken_port_is_said_before_anything_starts(tmp_path: Path, tessera: Tessera) -> None:
     port, grpc_port = free_ports(2)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", port))
@@ -124,21 +127,21 @@ def test_a_taken_port_is_said_before_anything_starts(tmp_path: Path) -> None:
     assert not state.exists()
 
 
-def test_a_value_out_of_range_names_its_flag() -> None:
+def test_a_value_out_of_range_names_its_flag(tessera: Tessera) -> None:
     result = tessera("serve", "--decoders", "0")
     assert result.returncode == 2
     assert "--decoders" in result.stderr
     assert "Traceback" not in result.stderr
 
 
-def test_a_redis_that_is_away_is_said_before_anything_starts() -> None:
+def test_a_redis_that_is_away_is_said_before_anything_starts(tessera: Tessera) -> None:
     with closed_port() as port:
         result = tessera("serve", "--redis-url", f"redis://127.0.0.1:{port}")
     assert result.returncode == 1
     assert f"no Redis answers at redis://127.0.0.1:{port}" in result.stderr
 
 
-def test_a_conversation(echo_url: str, tmp_path: Path) -> None:
+def test_a_conversation(echo_url: str, tmp_path: Path, tessera: Tessera) -> None:
     picture = tmp_path / "a.png"
     picture.write_bytes(b"png")
     lines = f"hello\n/image {picture}\nlook\nagain\n/clear\nafresh\n/quit\nnever\n"
@@ -152,7 +155,7 @@ def test_a_conversation(echo_url: str, tmp_path: Path) -> None:
     ]
 
 
-def test_a_refused_question_is_explained_and_forgotten(echo_url: str) -> None:
+def test_a_refused_question_is_explained_and_forgotten(echo_url: str, tessera: Tessera) -> None:
     result = tessera("chat", "--url", echo_url, stdin="fail\n/image /nowhere\nhello\n")
     assert "too long" in result.stderr
     assert "cannot read /nowhere" in result.stderr
@@ -160,7 +163,7 @@ def test_a_refused_question_is_explained_and_forgotten(echo_url: str) -> None:
     assert result.returncode == 0
 
 
-def test_a_server_that_is_away_is_explained() -> None:
+def test_a_server_that_is_away_is_explained(tessera: Tessera) -> None:
     with closed_port() as port:
         result = tessera("chat", "--url", f"http://127.0.0.1:{port}/v1", stdin="hello\n")
     assert result.returncode == 1
@@ -170,7 +173,7 @@ def test_a_server_that_is_away_is_explained() -> None:
 
 
 def test_a_conversation_takes_its_key_from_the_environment_or_a_file(
-    echo_url: str, tmp_path: Path
+    echo_url: str, tmp_path: Path, tessera: Tessera
 ) -> None:
     file = tmp_path / "keys"
     file.write_text("# of this server\n\nsesame\nanother\n")
@@ -194,7 +197,7 @@ def test_a_conversation_takes_its_key_from_the_environment_or_a_file(
     ],
 )
 def test_serve_does_not_start_more_open_than_it_was_meant(
-    flags: list[str], said: str, tmp_path: Path
+    flags: list[str], said: str, tmp_path: Path, tessera: Tessera
 ) -> None:
     state = tmp_path / "state"
     result = tessera("serve", *flags, "--state-dir", str(state))
@@ -204,7 +207,7 @@ def test_serve_does_not_start_more_open_than_it_was_meant(
     assert not state.exists()
 
 
-def test_doctor_finds_nothing_missing_where_these_tests_run() -> None:
+def test_doctor_finds_nothing_missing_where_these_tests_run(tessera: Tessera) -> None:
     result = tessera("doctor", "--model", str(DEMO_MODEL))
     assert result.returncode == 0, result.stdout
     for word in ("python", "cpu", "torch", "grpcio", "redis-server", "shared memory", "protos"):
@@ -233,7 +236,7 @@ def test_doctor_says_where_shared_memory_is_small(size: str, mark: str) -> None:
     ],
 )
 def test_doctor_says_of_a_model_what_serve_says(
-    change: dict[str, Any], flags: tuple[str, ...], said: str, tmp_path: Path
+    change: dict[str, Any], flags: tuple[str, ...], said: str, tmp_path: Path, tessera: Tessera
 ) -> None:
     model = tmp_path / "model"
     shutil.copytree(DEMO_MODEL, model)
@@ -257,7 +260,7 @@ def test_doctor_says_of_a_model_what_serve_says(
     ],
 )
 def test_check_refuses_quantized_weights_for_the_code_that_would_run_them_as_serve_does(
-    backend: str, said: str, tmp_path: Path
+    backend: str, said: str, tmp_path: Path, tessera: Tessera
 ) -> None:
     model = tmp_path / "model"
     shutil.copytree(DEMO_MODEL, model)
@@ -274,7 +277,9 @@ def test_check_refuses_quantized_weights_for_the_code_that_would_run_them_as_ser
 
 
 @pytest.mark.skipif(not npu_fault(), reason="there is an NPU here")
-def test_serve_on_a_machine_without_npus_is_refused_with_what_doctor_says(tmp_path: Path) -> None:
+def test_serve_on_a_machine_without_npus_is_refused_with_what_doctor_says(
+    tmp_path: Path, tessera: Tessera
+) -> None:
     state = tmp_path / "state"
     ports = [str(port) for port in free_ports(2)]
     where = ("--device", "npu", "--port", ports[0], "--grpc-port", ports[1])
@@ -292,28 +297,34 @@ def test_serve_on_a_machine_without_npus_is_refused_with_what_doctor_says(tmp_pa
     assert not state.exists()
 
 
-def test_a_model_with_vision_wants_an_encoder_or_to_hear_that_none_is_wanted() -> None:
+def test_a_model_with_vision_wants_an_encoder_or_to_hear_that_none_is_wanted(
+    tessera: Tessera,
+) -> None:
     ports = [str(port) for port in free_ports(2)]
     result = tessera("serve", "--vision-encoders", "0", "--port", ports[0], "--grpc-port", ports[1])
     assert result.returncode == 1
     assert "--language-model-only" in result.stderr
 
 
-def test_a_model_that_ranks_cannot_divide_is_refused_before_anything_starts() -> None:
+def test_a_model_that_ranks_cannot_divide_is_refused_before_anything_starts(
+    tessera: Tessera,
+) -> None:
     refused = tessera("serve", "--tensor-parallel-size", "5")
     assert refused.returncode != 0 and "redis" not in refused.stdout
     assert "--tensor-parallel-size 5: LlavaForConditionalGeneration has" in refused.stderr
 
 
 @pytest.mark.full
-def test_so_is_one_that_the_code_of_transformers_runs(tmp_path: Path) -> None:
+def test_so_is_one_that_the_code_of_transformers_runs(tmp_path: Path, tessera: Tessera) -> None:
     folder = make_generic_checkpoint(tmp_path, "deepseek_v2")
     refused = tessera("serve", str(folder), "--tensor-parallel-size", "2")
     assert refused.returncode != 0 and "redis" not in refused.stdout
     assert "in a way which is not served" in refused.stderr
 
 
-def test_an_instruction_set_that_is_none_is_refused_before_anything_starts() -> None:
+def test_an_instruction_set_that_is_none_is_refused_before_anything_starts(
+    tessera: Tessera,
+) -> None:
     doctor = tessera("doctor", TESSERA_CPU_INSTRUCTIONS="mmx")
     serve = tessera("serve", TESSERA_CPU_INSTRUCTIONS="mmx")
     assert (doctor.returncode, serve.returncode) == (1, 1)
@@ -322,7 +333,7 @@ def test_an_instruction_set_that_is_none_is_refused_before_anything_starts() -> 
     assert len(serve.stderr.splitlines()) == 1
 
 
-def test_doctor_says_how_to_mend_a_redis_that_forgets(short_tmp: Path) -> None:
+def test_doctor_says_how_to_mend_a_redis_that_forgets(short_tmp: Path, tessera: Tessera) -> None:
     with EmbeddedRedis(short_tmp, short_tmp / "r.sock", persistent=False) as forgetful:
         result = tessera("doctor", "--redis-url", forgetful.url, "--model", str(short_tmp))
     assert result.returncode == 1

@@ -1,12 +1,14 @@
-"""One model for all tests that only ask it."""
+"""One model, with an adapter, for all tests that only ask it. Files that take it are of one `xdist_group`."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from safetensors import safe_open
 
 from services.launcher.offline import LLM
 from tests.support.checkpoints import make_checkpoint
+from tests.support.lora_folder import write_adapter
 
 
 @pytest.fixture(scope="package")
@@ -16,7 +18,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="package")
-def llm(folder: Path) -> Iterator[LLM]:
-    """It, being served."""
-    with LLM(folder, dtype="float32", max_model_len=512) as running:
+def adapter(folder: Path) -> Path:
+    """Of some of its decoder's layers."""
+    modules = {}
+    with safe_open(folder / "model.safetensors", "np") as file:
+        for name in file.keys():  # noqa: SIM118
+            if "visual" not in name and name.endswith(("q_proj.weight", "down_proj.weight")):
+                modules[name.removesuffix(".weight")] = tuple(file.get_slice(name).get_shape())
+    return write_adapter(folder.parent / "adapter", sizes=modules, lora_alpha=2)
+
+
+@pytest.fixture(scope="package")
+def llm(folder: Path, adapter: Path) -> Iterator[LLM]:
+    """It, being served, with the adapter by the name `small`."""
+    with LLM(
+        folder, dtype="float32", max_model_len=512, lora_modules={"small": adapter}
+    ) as running:
         yield running

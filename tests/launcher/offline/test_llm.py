@@ -14,7 +14,7 @@ from tessera import LLM, RequestRefused, SamplingParams
 from tests.support.checkpoints import load_reference, reference_inputs
 from tests.support.preprocess.service import picture
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("offline")]
 
 MARKED = "<|vision_start|><|image_pad|><|vision_end|>What is there?"
 

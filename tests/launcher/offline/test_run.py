@@ -14,7 +14,7 @@ from services.launcher.run.inputs import Input, InputError, read_inputs
 from services.launcher.run.settings import RunSettings
 from tests.support.preprocess.service import picture
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("offline")]
 
 
 @pytest.fixture

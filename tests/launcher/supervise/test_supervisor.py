@@ -46,7 +46,7 @@ async def test_a_program_with_a_pause_starts_again_after_it_and_stops_during_it(
         async with running(Supervisor([[process]])):
             assert process.pid is not None
             os.kill(process.pid, signal.SIGKILL)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(60):
                 while not any("starting it again" in line["event"] for line in logs):
                     await asyncio.sleep(0.01)
     assert logs[0]["after_s"] == 600.0
@@ -152,7 +152,7 @@ async def test_what_a_process_started_itself_ends_with_it(
         os.kill(pid, signal.SIGKILL)
         await until_replaced(process, pid)
         with contextlib.suppress(psutil.NoSuchProcess):
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while started.status() != psutil.STATUS_ZOMBIE:
                     await asyncio.sleep(0.05)
 
@@ -187,7 +187,7 @@ async def test_a_prewarmed_process_replaces_one_that_has_ended(
     async with running(Supervisor([[process]])):
         first = process.pid
         assert first is not None
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while len(imported()) < 2:
                 await asyncio.sleep(0.02)
         (prewarmed,) = imported() - {first}
@@ -200,7 +200,7 @@ async def test_a_prewarmed_process_replaces_one_that_has_ended(
         await until_replaced(process, first)
         assert process.pid == prewarmed
         await record.said(f"at work {prewarmed}")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while len(imported()) < 3:
                 await asyncio.sleep(0.02)
     assert not any(map(alive, imported()))

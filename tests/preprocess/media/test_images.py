@@ -239,7 +239,7 @@ async def test_a_worker_that_hangs_costs_one_request(
     clip_folder: Path, make_preprocess: PreprocessMaker
 ) -> None:
     others = set(image_workers())
-    async with make_preprocess(clip_folder, image_timeout_s=0.5) as service:
+    async with make_preprocess(clip_folder, image_timeout_s=3.0) as service:
         stopped = set(image_workers()) - others
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)

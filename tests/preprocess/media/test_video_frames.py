@@ -35,6 +35,7 @@ from tests.support.decoder.step_stream import (
 from tests.support.preprocess.pixels import pixel_values
 from tests.support.preprocess.service import (
     PreprocessMaker,
+    RunningPreprocess,
     file_of,
     ids_of,
     image,
@@ -167,12 +168,10 @@ async def test_videos_that_are_refused(tmp_path: Path, make_preprocess: Preproce
         assert (await service.chat(turn("user", video(files(3))))).media[0].grid_t == 2
 
 
-async def test_a_model_for_images_takes_no_videos(
-    clip_folder: Path, make_preprocess: PreprocessMaker
-) -> None:
-    async with make_preprocess(clip_folder) as service:
-        with pytest.raises(InvalidRequest, match="takes no videos"):
-            await service.chat(turn("user", video(files(2))))
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_model_for_images_takes_no_videos(clip_service: RunningPreprocess) -> None:
+    with pytest.raises(InvalidRequest, match="takes no videos"):
+        await clip_service.chat(turn("user", video(files(2))))
 
 
 async def test_a_modality_of_a_later_version_is_never_taken_for_an_image(

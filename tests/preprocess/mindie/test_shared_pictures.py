@@ -341,14 +341,14 @@ async def test_models_without_such_ids_do_not_start(
         NameLists(lists / "file")
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_our_own_forms_of_pictures_are_no_files_of_clients(
-    clip_folder: Path, make_preprocess: PreprocessMaker
+    clip_service: RunningPreprocess,
 ) -> None:
     """Pixel values that nobody has checked, and a square of any size."""
     values = packed_pixels.pack(np.zeros((3, 32, 32), np.float32), 1)
     square = Square(1 << 31, (0, 0, 0)).pack(file_of(picture()))
-    async with make_preprocess(clip_folder) as service:
-        for data in (values, square):
-            with pytest.raises(InvalidRequest, match="not an image file") as caught:
-                await service.chat(turn("user", image(data), text("hi")))
-            assert caught.value.reason == "IMAGE_FORMAT"
+    for data in (values, square):
+        with pytest.raises(InvalidRequest, match="not an image file") as caught:
+            await clip_service.chat(turn("user", image(data), text("hi")))
+        assert caught.value.reason == "IMAGE_FORMAT"

@@ -55,7 +55,7 @@ async def test_the_request_is_refused_at_once(
     async with make_preprocess(folder) as service:
         for _ in range(2):
             with pytest.raises(InvalidRequest, match="retry-limit") as caught, calling("it"):
-                await service.stub.Prepare(request_, timeout=30)
+                await service.stub.Prepare(request_, timeout=60)
             assert caught.value.metadata["field"] == field
         await service.prepare(PrepareRequest(text="hello"))
 
@@ -64,7 +64,7 @@ async def test_others_of_its_message_are_answered(
     folder: Path, make_preprocess: PreprocessMaker
 ) -> None:
     async with make_preprocess(folder) as service:
-        call = service.stub.PrepareMany(timeout=30)
+        call = service.stub.PrepareMany(timeout=60)
         prompts = [PrepareRequest(text="hello"), PrepareRequest(text=LONG)]
         await call.write(PrepareManyRequest(prompts=prompts))
         answer = await call.read()

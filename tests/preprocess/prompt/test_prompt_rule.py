@@ -20,7 +20,10 @@ PICTURE = file_of(picture(64, 48))
 FIELD = "messages[0].content[0].image_url"
 
 
-@pytest.mark.parametrize("setting", ["image=16,video=1", "image=1,video=16", "0"])
+@pytest.mark.parametrize(
+    "setting",
+    ["image=16,video=1", pytest.param("image=1,video=16", marks=pytest.mark.full), "0"],
+)
 async def test_the_smaller_limit_of_model_and_setting_holds(
     clip_folder: Path,
     make_preprocess: PreprocessMaker,

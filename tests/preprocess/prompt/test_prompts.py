@@ -106,8 +106,9 @@ async def test_chat_equals_transformers(
                 np.testing.assert_array_equal(await pixel_values(item), pixels[index])
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_prompt_with_pictures_is_taken_as_it_stands(
-    clip_folder: Path, make_preprocess: PreprocessMaker
+    clip_folder: Path, clip_service: RunningPreprocess
 ) -> None:
     processor = AutoProcessor.from_pretrained(clip_folder)
     written = "USER: <image> and <image>?<|im_end|>"
@@ -115,37 +116,36 @@ async def test_a_prompt_with_pictures_is_taken_as_it_stands(
     parts = [
         text("USER: "), image(file_of(A)), text(" and "), image(file_of(B)), text("?<|im_end|>"),
     ]  # fmt: skip
-    async with make_preprocess(clip_folder) as service:
-        response = await service.chat(turn("user", *parts), as_prompt=True)
-        assert ids_of(response) == expected
-        assert [item.length for item in response.media] == [16, 16]
-        spelled = await service.chat(
-            turn("user", text("<image>"), image(file_of(A))), as_prompt=True
-        )
-        assert len(spelled.media) == 1, "a placeholder among the words is none"
-        with pytest.raises(InvalidRequest):
-            await service.chat(turn("user", text("a")), turn("user", text("b")), as_prompt=True)
+    response = await clip_service.chat(turn("user", *parts), as_prompt=True)
+    assert ids_of(response) == expected
+    assert [item.length for item in response.media] == [16, 16]
+    spelled = await clip_service.chat(
+        turn("user", text("<image>"), image(file_of(A))), as_prompt=True
+    )
+    assert len(spelled.media) == 1, "a placeholder among the words is none"
+    with pytest.raises(InvalidRequest):
+        await clip_service.chat(turn("user", text("a")), turn("user", text("b")), as_prompt=True)
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_text_may_mark_the_places_of_its_pictures(
-    clip_folder: Path, make_preprocess: PreprocessMaker
+    clip_folder: Path, clip_service: RunningPreprocess
 ) -> None:
     processor = AutoProcessor.from_pretrained(clip_folder)
     written = "USER: <image> and <image>?<|im_end|>"
     expected = processor(text=written, images=[A, B], return_tensors="np")["input_ids"][0].tolist()
     pictures = [image(file_of(A)), image(file_of(B))]
-    async with make_preprocess(clip_folder) as service:
 
-        async def asked(words: str) -> PrepareResponse:
-            turns = turn("user", *pictures, text(words))
-            return await service.chat(turns, as_prompt=True, marks_media=True)
+    async def asked(words: str) -> PrepareResponse:
+        turns = turn("user", *pictures, text(words))
+        return await clip_service.chat(turns, as_prompt=True, marks_media=True)
 
-        response = await asked(written)
-        assert ids_of(response) == expected
-        assert [item.length for item in response.media] == [16, 16]
-        assert (await asked("Look!")).text == "<image><image>Look!"
-        with pytest.raises(InvalidRequest, match="1 places are written for 2 images"):
-            await asked("only <image>")
+    response = await asked(written)
+    assert ids_of(response) == expected
+    assert [item.length for item in response.media] == [16, 16]
+    assert (await asked("Look!")).text == "<image><image>Look!"
+    with pytest.raises(InvalidRequest, match="1 places are written for 2 images"):
+        await asked("only <image>")
 
 
 async def test_a_picture_in_a_prompt_has_what_the_template_writes_around_it(
@@ -244,21 +244,21 @@ async def test_templates_get_named_tokens_and_texts_as_the_client_gave_them(
                 assert response.text.endswith(shown)
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_plain_text_and_token_ids(
-    llama_folder: Path, make_preprocess: PreprocessMaker
+    llama_folder: Path, llama_service: RunningPreprocess
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(llama_folder)
-    async with make_preprocess(llama_folder) as service:
-        chat = [{"role": "user", "content": "What is in the picture?"}]
-        response = await service.chat(turn("user", text("What is in the picture?")))
-        assert ids_of(response) == tokenizer.apply_chat_template(
-            chat, add_generation_prompt=True, return_dict=False
-        )
-        words = "Once <|im_start|> upon"
-        response = await service.prepare(PrepareRequest(text=words))
-        assert ids_of(response) == tokenizer(words)["input_ids"]
-        given = np.array([1, 2, 300], "<i4").tobytes()
-        assert (await service.prepare(PrepareRequest(token_ids=given))).token_ids == given
+    chat = [{"role": "user", "content": "What is in the picture?"}]
+    response = await llama_service.chat(turn("user", text("What is in the picture?")))
+    assert ids_of(response) == tokenizer.apply_chat_template(
+        chat, add_generation_prompt=True, return_dict=False
+    )
+    words = "Once <|im_start|> upon"
+    response = await llama_service.prepare(PrepareRequest(text=words))
+    assert ids_of(response) == tokenizer(words)["input_ids"]
+    given = np.array([1, 2, 300], "<i4").tobytes()
+    assert (await llama_service.prepare(PrepareRequest(token_ids=given))).token_ids == given
 
 
 async def test_text_of_a_model_that_adds_bos(
@@ -329,18 +329,16 @@ REFUSED = {
 }
 
 
-async def test_refusals_name_the_field(
-    llama_folder: Path, make_preprocess: PreprocessMaker
-) -> None:
-    async with make_preprocess(llama_folder) as service:
-        for case, (reason, field, request) in REFUSED.items():
-            with pytest.raises(InvalidRequest) as caught:
-                await service.prepare(request)
-            assert (caught.value.reason, caught.value.metadata["field"]) == (reason, field), case
-            if "long" in case:
-                said = f"This model's maximum context length is {MAX_LEN} tokens. However, "
-                assert caught.value.message.startswith(said)
-        await service.prepare(conversation(HI))
+@pytest.mark.asyncio(loop_scope="module")
+async def test_refusals_name_the_field(llama_service: RunningPreprocess) -> None:
+    for case, (reason, field, request) in REFUSED.items():
+        with pytest.raises(InvalidRequest) as caught:
+            await llama_service.prepare(request)
+        assert (caught.value.reason, caught.value.metadata["field"]) == (reason, field), case
+        if "long" in case:
+            said = f"This model's maximum context length is {MAX_LEN} tokens. However, "
+            assert caught.value.message.startswith(said)
+    await llama_service.prepare(conversation(HI))
 
 
 async def test_template_variables_and_trusted_templates(
@@ -457,9 +455,7 @@ async def test_templates_that_never_end_are_ended(
         assert (await service.chat(HI)).text
 
 
-async def test_brackets_in_strings_do_not_count_as_depth(
-    llama_folder: Path, make_preprocess: PreprocessMaker
-) -> None:
-    async with make_preprocess(llama_folder) as service:
-        words = {"a": "[{" * 200 + '\\"[', "b": {"c": [[1]]}}
-        await service.chat(HI, chat_template_kwargs_json=json.dumps(words))
+@pytest.mark.asyncio(loop_scope="module")
+async def test_brackets_in_strings_do_not_count_as_depth(llama_service: RunningPreprocess) -> None:
+    words = {"a": "[{" * 200 + '\\"[', "b": {"c": [[1]]}}
+    await llama_service.chat(HI, chat_template_kwargs_json=json.dumps(words))

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from shared.errors import InvalidRequest
 from tessera.preprocess.v1.preprocess_pb2 import Conversation, PrepareRequest
-from tests.support.preprocess.service import PreprocessMaker, ids_of, text, turn
+from tests.support.preprocess.service import PreprocessMaker, RunningPreprocess, ids_of, text, turn
 
 # In the manner of Qwen2.5's.
 TOOL_TEMPLATE = """{%- if tools %}
@@ -91,13 +91,11 @@ async def test_they_are_rendered_as_transformers_renders_them(
             assert ids_of(await service.chat(*turns, tools_json="[]")) == without
 
 
-async def test_a_template_without_tools_ignores_them(
-    llama_folder: Path, make_preprocess: PreprocessMaker
-) -> None:
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_template_without_tools_ignores_them(llama_service: RunningPreprocess) -> None:
     question = turn("user", text("What is there?"))
-    async with make_preprocess(llama_folder) as service:
-        with_tools = await service.chat(question, tools_json=json.dumps(TOOLS))
-        assert ids_of(with_tools) == ids_of(await service.chat(question))
+    with_tools = await llama_service.chat(question, tools_json=json.dumps(TOOLS))
+    assert ids_of(with_tools) == ids_of(await llama_service.chat(question))
 
 
 @pytest.mark.parametrize("place", ["tokenizer_config.json", "additional_chat_templates"])

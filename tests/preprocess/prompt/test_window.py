@@ -61,26 +61,22 @@ async def many(service: RunningPreprocess, *requests: PrepareRequest) -> Prepare
     return answer
 
 
-async def test_the_newest_whole_turns_that_fit_are_kept(
-    llama_folder: Path, make_preprocess: PreprocessMaker
-) -> None:
-    async with make_preprocess(llama_folder) as service:
-        prompts = await lengths(service, TURNS)
-        sizes = [len(prompt) for prompt in prompts]
-        assert sizes == sorted(set(sizes))
-        for window in range(sizes[0] + 1, sizes[-1] + 2):
-            fitting = [prompt for prompt in prompts if len(prompt) < window][-1]
-            assert ids_of(await service.prepare(chat(TURNS, window))) == fitting, window
-            together = (await many(service, chat(TURNS, window))).results[0].prepared
-            assert ids_of(together) == fitting
-        too_small = chat(TURNS, sizes[0])
-        with pytest.raises(
-            InvalidRequest, match="the newest turn and the system message"
-        ) as caught:
-            await service.prepare(too_small)
-        assert caught.value.metadata["field"] == "max_window_size"
-        failure = from_failure((await many(service, too_small)).results[0].failure)
-        assert failure.message == caught.value.message
+@pytest.mark.asyncio(loop_scope="module")
+async def test_the_newest_whole_turns_that_fit_are_kept(llama_service: RunningPreprocess) -> None:
+    prompts = await lengths(llama_service, TURNS)
+    sizes = [len(prompt) for prompt in prompts]
+    assert sizes == sorted(set(sizes))
+    for window in range(sizes[0] + 1, sizes[-1] + 2):
+        fitting = [prompt for prompt in prompts if len(prompt) < window][-1]
+        assert ids_of(await llama_service.prepare(chat(TURNS, window))) == fitting, window
+        together = (await many(llama_service, chat(TURNS, window))).results[0].prepared
+        assert ids_of(together) == fitting
+    too_small = chat(TURNS, sizes[0])
+    with pytest.raises(InvalidRequest, match="the newest turn and the system message") as caught:
+        await llama_service.prepare(too_small)
+    assert caught.value.metadata["field"] == "max_window_size"
+    failure = from_failure((await many(llama_service, too_small)).results[0].failure)
+    assert failure.message == caught.value.message
 
 
 async def test_a_long_history_is_cut_too(
@@ -98,8 +94,9 @@ async def test_a_long_history_is_cut_too(
         assert len(shorter[shorter.index(found) + 1]) >= 500
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_pictures_count_and_those_of_turns_left_out_are_not_in_the_prompt(
-    clip_folder: Path, make_preprocess: PreprocessMaker
+    clip_service: RunningPreprocess,
 ) -> None:
     def shown(seed: int) -> list[Message]:
         return [
@@ -109,16 +106,15 @@ async def test_pictures_count_and_those_of_turns_left_out_are_not_in_the_prompt(
 
     turns = [shown(1), shown(2), [turn("user", text("and")), turn("assistant", text("red"))]]
     turns += [shown(3), TURNS[-1]]
-    async with make_preprocess(clip_folder) as service:
-        whole = [await service.prepare(chat(turns[-n:], 0)) for n in range(1, len(turns) + 1)]
-        for window in (len(ids_of(one)) + extra for one in whole for extra in (1, 9)):
-            expected = [one for one in whole if len(ids_of(one)) < window][-1]
-            found = await service.prepare(chat(turns, window))
-            assert ids_of(found) == ids_of(expected)
-            assert [m.digest for m in found.media] == [m.digest for m in expected.media]
-        with pytest.raises(InvalidRequest, match="the newest turn") as caught:
-            await service.prepare(chat([shown(1)], 12))
-        assert int(caught.value.metadata["tokens"]) > 16
+    whole = [await clip_service.prepare(chat(turns[-n:], 0)) for n in range(1, len(turns) + 1)]
+    for window in (len(ids_of(one)) + extra for one in whole for extra in (1, 9)):
+        expected = [one for one in whole if len(ids_of(one)) < window][-1]
+        found = await clip_service.prepare(chat(turns, window))
+        assert ids_of(found) == ids_of(expected)
+        assert [m.digest for m in found.media] == [m.digest for m in expected.media]
+    with pytest.raises(InvalidRequest, match="the newest turn") as caught:
+        await clip_service.prepare(chat([shown(1)], 12))
+    assert int(caught.value.metadata["tokens"]) > 16
 
 
 async def test_more_pictures_than_a_prompt_may_have_are_no_error_where_they_are_left_out(
@@ -157,16 +153,16 @@ async def test_the_default_is_the_flags_then_the_checkpoints(
         assert ids_of(await service.prepare(chat(TURNS))) == prompts[-1]
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_prompt_that_is_no_conversation_fits_or_is_refused(
-    llama_folder: Path, make_preprocess: PreprocessMaker
+    llama_service: RunningPreprocess,
 ) -> None:
-    async with make_preprocess(llama_folder) as service:
-        tokens = len(ids_of(await service.prepare(PrepareRequest(text="The red circle"))))
-        fits = PrepareRequest(text="The red circle", max_window_size=tokens + 1)
-        assert len(ids_of(await service.prepare(fits))) == tokens
-        with pytest.raises(InvalidRequest) as caught:
-            await service.prepare(PrepareRequest(text="The red circle", max_window_size=tokens))
-        assert caught.value.metadata["field"] == "max_window_size"
-        cut = PrepareRequest(text="The red circle", max_window_size=9, keep_last_tokens=3)
-        with pytest.raises(InvalidRequest, match="truncate_prompt_tokens"):
-            await service.prepare(cut)
+    tokens = len(ids_of(await llama_service.prepare(PrepareRequest(text="The red circle"))))
+    fits = PrepareRequest(text="The red circle", max_window_size=tokens + 1)
+    assert len(ids_of(await llama_service.prepare(fits))) == tokens
+    with pytest.raises(InvalidRequest) as caught:
+        await llama_service.prepare(PrepareRequest(text="The red circle", max_window_size=tokens))
+    assert caught.value.metadata["field"] == "max_window_size"
+    cut = PrepareRequest(text="The red circle", max_window_size=9, keep_last_tokens=3)
+    with pytest.raises(InvalidRequest, match="truncate_prompt_tokens"):
+        await llama_service.prepare(cut)

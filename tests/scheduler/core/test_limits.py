@@ -12,7 +12,7 @@ PROMPT = [1, 2, 3]
 
 
 async def emptied(decoder: Any) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while decoder.slots:
             await asyncio.sleep(0.01)
 

@@ -43,7 +43,7 @@ async def test_each_choice_has_its_log_and_its_ending(bench: Bench) -> None:
             assert decode_tokens(records) == generate([i, 2, 3], 6 + i, c)
             assert ending.reason == LENGTH
     assert await bench.queue.depth() == (0, 0)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while decoder.slots:
             await asyncio.sleep(0.01)
 
@@ -73,7 +73,7 @@ async def test_a_cancelled_request_ends_all_its_choices(bench: Bench) -> None:
         for records, ending in await bench.answers(rid, n):
             assert ending.reason == ending_pb2.FINISH_REASON_CANCELLED
             assert rid == plain or not records
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while decoder.slots:
             await asyncio.sleep(0.01)
 

@@ -241,3 +241,21 @@ def test_without_announced_costs_the_first_step_gives_them() -> None:
     assert costs.predict(100) == 0
     costs.learn(64, 0, 500_000)
     assert costs.predict(64) == pytest.approx(500_000) and 0 < costs.predict(1) < 500_000
+
+
+@pytest.mark.parametrize("target_ms", [0.0, TARGET_MS])
+def test_a_prompt_gets_a_block_a_step_beside_as_many_streams_as_there_are_slots(
+    target_ms: float,
+) -> None:
+    """The sizes are a decoder's own: no more tokens are left of a step than a block and one."""
+    drive = SlowDrive(target_ms, max_slots=256, num_blocks=2000)
+    for number in range(255):
+        drive.scheduler.add(sequence(f"stream{number}", [number % 100 + 1] * 3, 80, number))
+    for _ in range(20):
+        drive.step()
+    drive.plans.clear()
+    drive.scheduler.add(sequence("prompt", [7] * 10 * BLOCK, 5, 255))
+    for _ in range(14):
+        drive.step()
+    sampled = {one.request_id for plan in drive.plans for one in plan.sample_sequence}
+    assert "prompt" in sampled

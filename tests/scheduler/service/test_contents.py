@@ -13,13 +13,19 @@ OLD, NEW = b"old weights     ", b"new weights     "
 PROMPT = [1, 2, 3]
 
 
+class AnotherModel(ArithmeticDecoder):
+    """Its configuration is another one."""
+
+    fingerprint = b"g" * 16
+
+
 def answer_of(content: bytes, prompt: list[int], count: int) -> list[int]:
     """What decoders with these weights say."""
     first = first_state(root_name(BLOCK_SIZE, "", b"", content=content))
     return MODEL.generate(prompt, 0, count, stops=False, first=first)
 
 
-async def until(condition, within_s: float = 30.0) -> None:  # type: ignore[no-untyped-def]
+async def until(condition, within_s: float = 60) -> None:  # type: ignore[no-untyped-def]
     async with asyncio.timeout(within_s):
         while not condition():
             await asyncio.sleep(0.01)
@@ -36,6 +42,13 @@ async def content_of(bench: Bench, rid: str) -> str:
     return state.content
 
 
+async def new_requests_go_to(bench: Bench, content: bytes) -> None:
+    """Waits until they do, as is found out once a second."""
+    async with asyncio.timeout(30):
+        while await bench.redis.hget(bench.keys.meta, "content") != content.hex().encode():
+            await asyncio.sleep(0.02)
+
+
 async def test_new_requests_go_to_the_weights_that_came_last_and_the_others_drain(
     bench: Bench,
 ) -> None:
@@ -44,7 +57,7 @@ async def test_new_requests_go_to_the_weights_that_came_last_and_the_others_drai
     first = [await bench.ask([*PROMPT, i], max_tokens=120) for i in range(3)]
     await begun(old, 3)
     new, new_stack = await bench.decoder(delay_s=0.005, content=NEW)
-    await until(lambda: new.largest_lease > 0)
+    await new_requests_go_to(bench, NEW)
     second = [await bench.ask([*PROMPT, i], max_tokens=20) for i in range(6)]
     for i, rid in enumerate(second):
         assert (await bench.answer(rid))[0] == answer_of(NEW, [*PROMPT, i], 20)
@@ -60,7 +73,7 @@ async def test_new_requests_go_to_the_weights_that_came_last_and_the_others_drai
 
 
 async def test_replicas_with_equal_weights_continue_each_others_answers(bench: Bench) -> None:
-    lost, stack = await bench.decoder(delay_s=0.01, content=OLD)
+    lost, stack = await bench.decoder(delay_s=0.04, content=OLD)
     bench.scheduler()
     rid = await bench.ask(PROMPT, max_tokens=120)
     await begun(lost)
@@ -72,7 +85,7 @@ async def test_replicas_with_equal_weights_continue_each_others_answers(bench: B
 
 
 async def test_a_draining_decoder_hands_over_to_equal_weights_alone(bench: Bench) -> None:
-    leaving, _ = await bench.decoder(delay_s=0.02, content=OLD)
+    leaving, _ = await bench.decoder(delay_s=0.04, content=OLD)
     bench.scheduler()
     rids = [await bench.ask([*PROMPT, i], max_tokens=150) for i in range(3)]
     await begun(leaving, 3)
@@ -86,7 +99,7 @@ async def test_a_draining_decoder_hands_over_to_equal_weights_alone(bench: Bench
 
 
 async def test_an_answer_that_nobody_can_continue_ends_with_model_changed(bench: Bench) -> None:
-    old, stack = await bench.decoder(delay_s=0.02, content=OLD)
+    old, stack = await bench.decoder(delay_s=0.04, content=OLD)
     _, task = bench.scheduler(changed_model_timeout=1.0)
     rid = await bench.ask(PROMPT, max_tokens=200)
     await begun(old)
@@ -106,7 +119,7 @@ async def test_an_answer_that_nobody_can_continue_ends_with_model_changed(bench:
 async def test_an_answer_waits_for_decoders_as_long_as_there_is_none_and_no_longer(
     bench: Bench,
 ) -> None:
-    old, stack = await bench.decoder(delay_s=0.02, content=OLD)
+    old, stack = await bench.decoder(delay_s=0.04, content=OLD)
     bench.scheduler(changed_model_timeout=0.5)
     rid = await bench.ask(PROMPT, max_tokens=100)
     fresh = await bench.ask([9, 9], max_tokens=100)
@@ -138,11 +151,32 @@ async def test_schedulers_take_only_what_their_decoders_can_go_on_with(bench: Be
     await begun(old, 3)
     await bench.decoder(delay_s=0.002, content=NEW)
     bench.scheduler()
-    async with asyncio.timeout(30):  # one has the old weights and the other the new ones
+    async with asyncio.timeout(60):  # one has the old weights and the other the new ones
         while len(set((await bench.queue.leases()).values())) < 2:
             await asyncio.sleep(0.05)
+    await new_requests_go_to(bench, NEW)
     rids += [await bench.ask([*PROMPT, i], max_tokens=20) for i in range(3, 9)]
     for i, rid in enumerate(rids):
         content, count = (OLD, 100) if i < 3 else (NEW, 20)
         found: Any = await bench.answers(rid, 1)
         assert decode_tokens(found[0][0]) == answer_of(content, [*PROMPT, i], count)
+
+
+async def test_another_model_of_the_same_name_gets_no_requests_while_it_is_refused(
+    bench: Bench,
+) -> None:
+    served, stack = await bench.decoder(content=OLD)
+    bench.scheduler()
+    await new_requests_go_to(bench, OLD)
+    first = await bench.ask([*PROMPT, 0], max_tokens=10)
+    assert (await bench.answer(first))[0] == answer_of(OLD, [*PROMPT, 0], 10)
+    other, _ = await bench.decoder(content=NEW, of=AnotherModel)
+    await until(lambda: other.largest_lease > 0)
+    rids = [await bench.ask([*PROMPT, i], max_tokens=10) for i in range(1, 4)]
+    for i, rid in enumerate(rids, 1):
+        assert (await bench.answer(rid))[0] == answer_of(OLD, [*PROMPT, i], 10)
+    assert served.met == {first, *rids}
+    # It is the model when nothing else is served.
+    await stack.aclose()
+    last = await bench.ask(PROMPT, max_tokens=10)
+    assert (await bench.answer(last))[0] == answer_of(NEW, PROMPT, 10)

@@ -9,9 +9,11 @@ import pytest
 
 from services.scheduler.core.plan import StepPlan
 from services.scheduler.core.sequence import Sequence
+from services.scheduler.decoders.crash_suspects import CrashSuspects
 from services.scheduler.decoders.link import DecoderLink
 from services.scheduler.output.choice import Choice
 from services.scheduler.output.request import Request
+from shared.net.supervise import Background
 from shared.text.stop_search import StopSearch, StopStrings
 from tests.support.arithmetic.service import ArithmeticDecoder
 from tests.support.scheduler_bench import Bench
@@ -25,7 +27,7 @@ _TRIES = 6
 
 async def freed(kind: type = Request, *, most: int = 0) -> None:
     """Waits until no more of a kind are left. What has ended is looked through every second."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while alive(kind)[kind.__name__] > most:
             await asyncio.sleep(0.05)
 
@@ -47,7 +49,7 @@ async def beams(bench: Bench, _: ArithmeticDecoder) -> None:
 async def cancelled(bench: Bench, decoder: ArithmeticDecoder) -> None:
     decoder.delay_s = 0.01
     rid = await bench.ask(PROMPT, n=2, stop=STOPS, max_tokens=200)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while rid not in decoder.met:
             await asyncio.sleep(0.01)
     await bench.queue.cancel(rid)
@@ -81,12 +83,12 @@ async def test_requests_that_move_or_go_back_are_freed(bench: Bench) -> None:
     await several(bench, leaving)
     with without_collecting():
         rids = [await bench.ask(PROMPT, n=2, stop=STOPS, max_tokens=100) for _ in range(_TRIES)]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not leaving.met.issuperset(rids):
                 await asyncio.sleep(0.01)
         other, other_runs = await bench.decoder(0.01)
         leaving.draining = True
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not other.met.issuperset(rids):
                 await asyncio.sleep(0.01)
         await freed(most=_TRIES)  # those that were moved
@@ -115,11 +117,26 @@ async def test_the_link_of_a_lost_decoder_is_freed_with_the_plan_it_waited_for(
     with without_collecting():
         decoder, runs = await bench.decoder(0.2)
         rid = await bench.ask(PROMPT, max_tokens=20)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while rid not in decoder.met or not alive(StepPlan):
                 await asyncio.sleep(0.01)
         await lose(decoder, runs)
         await freed(StepPlan)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while alive(DecoderLink).total() > (lose is silent):  # it is bound anew
                 await asyncio.sleep(0.05)
+
+
+async def test_an_inquiry_about_a_lost_decoder_is_freed(bench: Bench) -> None:
+    given_back: list[list[str]] = []
+    suspects = CrashSuspects(
+        bench.queue, lambda _: None, lambda *_: None, lambda ids: given_back.append(ids)
+    )
+
+    async def lives() -> bool:
+        return False
+
+    with without_collecting():
+        suspects.binding_lost([], lives, was_alone=False)
+        await freed(Background)
+    assert given_back == [[]]

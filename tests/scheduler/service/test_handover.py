@@ -11,7 +11,7 @@ from tests.support.scheduler_bench import Bench
 PROMPT = [1, 2, 3]
 
 
-async def until(condition, within_s: float = 30.0) -> None:  # type: ignore[no-untyped-def]
+async def until(condition, within_s: float = 60) -> None:  # type: ignore[no-untyped-def]
     async with asyncio.timeout(within_s):
         while not condition():
             await asyncio.sleep(0.01)
@@ -69,7 +69,7 @@ async def test_a_scheduler_without_a_decoder_is_given_one(bench: Bench) -> None:
     rids = [await bench.ask([*PROMPT, i], max_tokens=240) for i in range(8)]
     await until(lambda: sum(len(d.slots) for d in decoders) == 8)
     bench.scheduler()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while sorted((await held_by(bench)).values()) != [1, 1]:
             await asyncio.sleep(0.05)
     rids += [await bench.ask([*PROMPT, i], max_tokens=20) for i in range(8, 40)]

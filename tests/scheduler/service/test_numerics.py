@@ -28,7 +28,7 @@ def answer_of(numerics: str, prompt: list[int], count: int) -> list[int]:
     return rounding(numerics).generate(prompt, 0, count, stops=False, first=first)
 
 
-async def until(condition: Callable[[], bool], within_s: float = 30.0) -> None:
+async def until(condition: Callable[[], bool], within_s: float = 60) -> None:
     async with asyncio.timeout(within_s):
         while not condition():
             await asyncio.sleep(0.01)
@@ -58,7 +58,7 @@ def begins_with(tokens: list[int], numerics: str) -> int:
 
 
 async def test_an_answer_goes_on_where_it_rounds_alike(bench: Bench) -> None:
-    lost, stack = await bench.decoder(delay_s=0.01, numerics=ONE)
+    lost, stack = await bench.decoder(delay_s=0.04, numerics=ONE)
     bench.scheduler()
     rid = await bench.ask(PROMPT, max_tokens=120)
     await begun(lost)
@@ -76,7 +76,7 @@ async def test_an_answer_goes_on_where_it_rounds_alike(bench: Bench) -> None:
 async def test_where_only_others_are_left_it_goes_on_from_its_log_and_says_so(
     bench: Bench,
 ) -> None:
-    lost, stack = await bench.decoder(delay_s=0.01, numerics=ONE)
+    lost, stack = await bench.decoder(delay_s=0.04, numerics=ONE)
     bench.scheduler()
     rid = await bench.ask(PROMPT, max_tokens=120)
     await begun(lost)
@@ -98,7 +98,7 @@ async def test_where_only_others_are_left_it_goes_on_from_its_log_and_says_so(
 
 
 async def test_what_it_was_begun_in_outlives_its_scheduler(bench: Bench) -> None:
-    lost, stack = await bench.decoder(delay_s=0.02, numerics=ONE)
+    lost, stack = await bench.decoder(delay_s=0.04, numerics=ONE)
     _, task = bench.scheduler()
     rids = [await bench.ask([*PROMPT, i], max_tokens=100) for i in range(3)]
     await begun(lost, 3)
@@ -112,7 +112,7 @@ async def test_what_it_was_begun_in_outlives_its_scheduler(bench: Bench) -> None
 
 
 async def test_a_draining_decoder_hands_over_where_it_rounds_alike(bench: Bench) -> None:
-    leaving, _ = await bench.decoder(delay_s=0.02, numerics=ONE)
+    leaving, _ = await bench.decoder(delay_s=0.04, numerics=ONE)
     bench.scheduler()
     rids = [await bench.ask([*PROMPT, i], max_tokens=150) for i in range(3)]
     await begun(leaving, 3)
@@ -129,7 +129,7 @@ async def test_a_draining_decoder_hands_over_where_it_rounds_alike(bench: Bench)
 async def test_with_rows_that_depend_on_neighbours_only_an_undisturbed_answer_is_exact(
     bench: Bench,
 ) -> None:
-    lost, stack = await bench.decoder(delay_s=0.01, numerics=ONE)
+    lost, stack = await bench.decoder(delay_s=0.04, numerics=ONE)
     lost.row_invariant = False
     bench.scheduler()
     whole = await bench.ask([4, 4], max_tokens=20)
@@ -166,7 +166,7 @@ async def test_what_is_preempted_is_exact_where_rows_do_not_depend_on_neighbours
 
 
 async def test_a_full_decoder_is_not_waited_for(bench: Bench) -> None:
-    lost, stack = await bench.decoder(delay_s=0.01, numerics=ONE)
+    lost, stack = await bench.decoder(delay_s=0.04, numerics=ONE)
     bench.scheduler()
     rid = await bench.ask(PROMPT, max_tokens=120)
     await begun(lost)

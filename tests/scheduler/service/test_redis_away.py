@@ -35,7 +35,7 @@ async def bench(private_redis: EmbeddedRedis, tmp_path: Path) -> AsyncIterator[B
 
 async def generated(decoder: ArithmeticDecoder, count: int, sequences: int = 1) -> None:
     """Waits until a decoder has that many tokens of each of so many sequences."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while (
             len(decoder.slots) < sequences
             or min(map(len, decoder.slots.values())) < len(PROMPT) + count
@@ -46,7 +46,7 @@ async def generated(decoder: ArithmeticDecoder, count: int, sequences: int = 1) 
 async def start_again(bench: Bench, server: EmbeddedRedis) -> None:
     # Without `preexec_fn`, as the fixture has it: what runs in a fork of a process with gRPC's threads may crash.
     server._process = subprocess.Popen(server.command, stdout=subprocess.DEVNULL)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not server.answers():
             await asyncio.sleep(0.01)
     connection_of(bench.redis).abort()
@@ -99,7 +99,7 @@ async def test_lost_writes_of_redis_are_restored_by_the_owner(
     shutil.copy(backup, file)
     lease = decoder.largest_lease
     await start_again(bench, private_redis)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while await bench.queue.read(rid, 1) is None or await bench.queue.read(ended, 1) is None:
             await asyncio.sleep(0.01)
     tokens, _ = await bench.answer(rid)
@@ -107,7 +107,7 @@ async def test_lost_writes_of_redis_are_restored_by_the_owner(
     tokens, _ = await bench.answer(ended)
     assert tokens == generate([*PROMPT, 1], 30)
     assert decoder.largest_lease == lease, "it was computed once"
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while await bench.queue.depth() != (0, 0):
             await asyncio.sleep(0.01)
 

@@ -74,7 +74,7 @@ async def test_cancelling_a_running_request_ends_it_and_frees_its_slot(bench: Be
     assert await bench.queue.cancel(rid) == "FLAGGED"
     _, ending = await bench.answer(rid)
     assert ending.reason == ending_pb2.FINISH_REASON_CANCELLED
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while decoder.slots:
             await asyncio.sleep(0.01)
 
@@ -146,7 +146,7 @@ async def test_a_scheduler_that_was_fenced_off_ends_with_its_own_status(bench: B
     _, task = bench.scheduler()
     (sid,) = await bench.registered(1)
     await bench.redis.zrem(f"{bench.keys.prefix}:scheds", sid)
-    assert await asyncio.wait_for(task, 30) == FENCED
+    assert await asyncio.wait_for(task, 60) == FENCED
 
 
 async def test_it_answers_health_reflection_and_load(bench: Bench, short_tmp: Path) -> None:
@@ -177,7 +177,7 @@ async def test_endings_tell_how_often_their_request_was_preempted(bench: Bench) 
     told = []
     for rid in rids:
         told.append(max(ending.preemptions for _, ending in await bench.answers(rid, 2)))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             decoders = [decoder for load in await bench.queue.loads() for decoder in load.decoders]
             if sum(decoder.preemptions for decoder in decoders) == sum(told) > 0:

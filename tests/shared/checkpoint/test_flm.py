@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
@@ -133,7 +133,6 @@ def trie(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
-@settings(deadline=None, max_examples=300)
 @given(
     st.lists(
         st.sampled_from(
@@ -407,7 +406,6 @@ def test_a_file_that_is_cut_anywhere_is_refused_by_offset(
     assert list(tmp_path.iterdir()) == [source]
 
 
-@settings(deadline=None, max_examples=150)
 @given(st.lists(st.tuples(st.integers(0, 1 << 30), st.integers(0, 255)), min_size=1, max_size=4))
 def test_a_damaged_file_is_refused_or_read_but_never_fails_otherwise(
     tmp_path_factory: pytest.TempPathFactory, damage: list[tuple[int, int]]

@@ -3,9 +3,7 @@
 import json
 import re
 import shutil
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,17 +12,10 @@ import torch
 from shared.settings import DEMO_MODEL, default_model_name, hub_name
 from tests.support.network.hub_server import COMMIT, HubServer
 from tests.support.network.ports import closed_port
+from tests.support.processes.forks import Forks, forks
 
 NAME = "Example/Tiny-VL-1.5"
-FIND = """
-import sys
-from shared.errors import ServingError
-from services.families.prepare import find_servable
-try:
-    print(find_servable(*sys.argv[1:]))
-except ServingError as error:
-    print(type(error).__name__, error.message)
-"""
+Find = Callable[..., str]
 
 
 @pytest.fixture
@@ -45,25 +36,30 @@ def home(tmp_path: Path) -> Path:
     return tmp_path / "hf"
 
 
-def find(endpoint: str, home: Path, *arguments: str, **variables: str) -> str:
-    """What a process of its own finds: the library reads its variables when it is imported."""
+@pytest.fixture(scope="module")
+def finders() -> Iterator[Forks]:
+    """Of processes that have imported all but the hub's library, which reads its variables when it is imported."""
     root = Path(__file__).parents[3]
-    environment = {
-        "PYTHONPATH": f"{root}:{root / 'protos'}",
-        "HOME": str(home),
-        "HF_HOME": str(home),
-        "HF_ENDPOINT": endpoint,
-        **variables,
-    }
-    command = [sys.executable, "-c", FIND, *(arguments or (NAME,))]
-    found = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=100, check=False
-    )
-    assert "Traceback" not in found.stderr
-    return found.stdout.splitlines()[-1]
+    with forks({"PYTHONPATH": f"{root}:{root / 'protos'}"}, "services.families.prepare") as started:
+        yield started
 
 
-def test_what_services_read_is_downloaded_once(hub: HubServer, home: Path) -> None:
+@pytest.fixture
+def find(finders: Forks) -> Find:
+    """What a process of its own finds at an endpoint, with a home."""
+
+    def found(endpoint: str, home: Path, *arguments: str, **variables: str) -> str:
+        homes = {"HOME": str(home), "HF_HOME": str(home), "HF_ENDPOINT": endpoint}
+        ended = finders.run(
+            "tests.support.find_model", *(arguments or (NAME,)), **homes, **variables
+        )
+        assert "Traceback" not in ended.stderr
+        return ended.stdout.splitlines()[-1]
+
+    return found
+
+
+def test_what_services_read_is_downloaded_once(hub: HubServer, home: Path, find: Find) -> None:
     folder = Path(find(hub.url, home))
     assert folder.name == COMMIT
     expected = sorted(path.name for path in DEMO_MODEL.iterdir())
@@ -75,7 +71,7 @@ def test_what_services_read_is_downloaded_once(hub: HubServer, home: Path) -> No
     assert hub.asked == []
 
 
-def test_shards_are_those_that_the_index_names(hub: HubServer, home: Path) -> None:
+def test_shards_are_those_that_the_index_names(hub: HubServer, home: Path, find: Find) -> None:
     (hub.folder / "model.safetensors").rename(hub.folder / "part-1.safetensors")
     index = {"weight_map": {"a": "part-1.safetensors"}}
     (hub.folder / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -84,7 +80,9 @@ def test_shards_are_those_that_the_index_names(hub: HubServer, home: Path) -> No
     assert weights == ["part-1.safetensors"]
 
 
-def test_a_model_without_safetensors_comes_as_pickled_tensors(hub: HubServer, home: Path) -> None:
+def test_a_model_without_safetensors_comes_as_pickled_tensors(
+    hub: HubServer, home: Path, find: Find
+) -> None:
     (hub.folder / "model.safetensors").unlink()
     torch.save({"a": torch.ones(2)}, hub.folder / "pytorch_model.bin")
     folder = find(hub.url, home)
@@ -94,7 +92,7 @@ def test_a_model_without_safetensors_comes_as_pickled_tensors(hub: HubServer, ho
     assert hub.asked == []
 
 
-def test_an_interrupted_download_is_continued(hub: HubServer, home: Path) -> None:
+def test_an_interrupted_download_is_continued(hub: HubServer, home: Path, find: Find) -> None:
     hub.breaks = 1
     folder = Path(find(hub.url, home))
     whole = (DEMO_MODEL / "model.safetensors").read_bytes()
@@ -103,7 +101,9 @@ def test_an_interrupted_download_is_continued(hub: HubServer, home: Path) -> Non
     assert len(ranges) == 1 and re.fullmatch(r"bytes=[1-9]\d+-", ranges[0])
 
 
-def test_an_incomplete_model_in_the_cache_does_not_count(hub: HubServer, home: Path) -> None:
+def test_an_incomplete_model_in_the_cache_does_not_count(
+    hub: HubServer, home: Path, find: Find
+) -> None:
     folder = Path(find(hub.url, home))
     (folder / "model.safetensors").unlink()
     said = find(hub.url, home, HF_HUB_OFFLINE="1")
@@ -112,7 +112,7 @@ def test_an_incomplete_model_in_the_cache_does_not_count(hub: HubServer, home: P
     assert (folder / "model.safetensors").exists()
 
 
-def test_offline_the_cache_is_enough(hub: HubServer, home: Path) -> None:
+def test_offline_the_cache_is_enough(hub: HubServer, home: Path, find: Find) -> None:
     said = find(hub.url, home, HF_HUB_OFFLINE="1")
     assert said.startswith("Unavailable")
     assert f"hf download {NAME} --local-dir FOLDER" in said
@@ -121,7 +121,7 @@ def test_offline_the_cache_is_enough(hub: HubServer, home: Path) -> None:
     assert find(hub.url, home, HF_HUB_OFFLINE="1") == folder
 
 
-def test_a_revision_is_a_branch_a_tag_or_a_commit(hub: HubServer, home: Path) -> None:
+def test_a_revision_is_a_branch_a_tag_or_a_commit(hub: HubServer, home: Path, find: Find) -> None:
     assert Path(find(hub.url, home, NAME, "v1")).name == COMMIT
     assert Path(find(hub.url, home, NAME, COMMIT)).name == COMMIT
     said = find(hub.url, home, NAME, "v2")
@@ -129,7 +129,7 @@ def test_a_revision_is_a_branch_a_tag_or_a_commit(hub: HubServer, home: Path) ->
     assert f"{NAME} has no --revision v2" in said
 
 
-def test_a_token_is_sent_where_one_is_needed(hub: HubServer, home: Path) -> None:
+def test_a_token_is_sent_where_one_is_needed(hub: HubServer, home: Path, find: Find) -> None:
     hub.token = "hf_secret"
     for variables in ({}, {"HF_TOKEN": "hf_wrong"}):
         said = find(hub.url, home, **variables)
@@ -139,26 +139,30 @@ def test_a_token_is_sent_where_one_is_needed(hub: HubServer, home: Path) -> None
     assert Path(find(hub.url, home, HF_TOKEN="hf_secret")).name == COMMIT
 
 
-def test_an_unknown_model_is_reported(hub: HubServer, home: Path) -> None:
+def test_an_unknown_model_is_reported(hub: HubServer, home: Path, find: Find) -> None:
     said = find(hub.url, home, "Example/None")
     assert said.startswith("NotFound")
     assert "there is no folder Example/None, and no model of that name at" in said
 
 
-def test_a_gated_model_is_refused_with_where_to_agree(hub: HubServer, home: Path) -> None:
+def test_a_gated_model_is_refused_with_where_to_agree(
+    hub: HubServer, home: Path, find: Find
+) -> None:
     hub.is_gated = True
     said = find(hub.url, home)
     assert f"agree at {hub.url}/{NAME}" in said
 
 
-def test_without_network_the_error_explains_the_download_by_hand(home: Path) -> None:
+def test_without_network_the_error_explains_the_download_by_hand(home: Path, find: Find) -> None:
     with closed_port() as port:
         said = find(f"http://127.0.0.1:{port}", home)
     assert said.startswith("Unavailable")
     assert f"hf download {NAME} --local-dir FOLDER" in said
 
 
-def test_a_model_that_cannot_be_served_is_not_downloaded(hub: HubServer, home: Path) -> None:
+def test_a_model_that_cannot_be_served_is_not_downloaded(
+    hub: HubServer, home: Path, find: Find
+) -> None:
     config = json.loads((hub.folder / "config.json").read_text())
     (hub.folder / "config.json").write_text(json.dumps({**config, "architectures": ["Novel"]}))
     assert "Novel cannot be served" in find(hub.url, home)

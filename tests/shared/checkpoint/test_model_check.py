@@ -194,7 +194,13 @@ def test_a_service_requires_the_files_that_it_reads(folder: Path) -> None:
     require_servable(folder, parts=Parts(0))
 
 
-@pytest.mark.parametrize("name", ["gateway", "preprocess", "vision_encoder", "decoder"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("gateway", "decoder"),
+        *(pytest.param(name, marks=pytest.mark.full) for name in ("preprocess", "vision_encoder")),
+    ],
+)
 def test_a_service_refuses_in_one_line_with_the_status_of_a_permanent_failure(
     name: str, folder: Path
 ) -> None:

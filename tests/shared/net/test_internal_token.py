@@ -52,7 +52,7 @@ async def address(token_file: Path, tmp_path: Path) -> AsyncIterator[str]:
 
 async def fetched(channel: grpc.aio.Channel, **options: Any) -> bytes:
     stub = artifact_pb2_grpc.ArtifactServiceStub(channel)
-    call = stub.FetchArtifact(FetchArtifactRequest(digest=DIGEST), timeout=10, **options)
+    call = stub.FetchArtifact(FetchArtifactRequest(digest=DIGEST), timeout=60, **options)
     return b"".join([piece.data async for piece in call])
 
 

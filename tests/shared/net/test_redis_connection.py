@@ -90,7 +90,7 @@ async def test_a_subscription_gets_messages_and_raises_on_a_break(
     subscription = Subscription(redis, "channel")
     await subscription.open()
     received: list[bytes] = []
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while await connection_of(redis).call("PUBLISH", "channel", "0") == 0:
             await asyncio.sleep(0.01)
         for number in range(1, 50):

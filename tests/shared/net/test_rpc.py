@@ -149,4 +149,4 @@ async def test_a_panic_of_a_library_is_a_calls_error_and_not_its_silence(short_t
             stub = scheduler_pb2_grpc.SchedulerServiceStub(line)
             for _ in range(2):
                 with pytest.raises(Internal, match="internal error: Panic"), calling("it"):
-                    await stub.GetLoad(scheduler_pb2.GetLoadRequest(), timeout=30)
+                    await stub.GetLoad(scheduler_pb2.GetLoadRequest(), timeout=60)

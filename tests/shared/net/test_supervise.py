@@ -41,7 +41,7 @@ async def test_a_failed_task_is_started_again_and_counted() -> None:
         await asyncio.sleep(3600)
 
     task = Background("a test's", body, _QUICKLY)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         await works.wait()
     assert begun == 3 and supervise.failures["a test's"] == 2
     await task.end()

@@ -9,6 +9,7 @@ from shared.errors import Conflict, Overloaded
 from shared.queue import Append, AppendCode, ControlChannel, Places, token_log
 from shared.queue.log_event import Origin
 from shared.queue.registry import Announcement, Directory
+from shared.queue.scripts import Scripts
 from tessera.common.v1 import ending_pb2
 from tests.support.queue.client import NO_LOAD, STOP, QueueClient
 from tests.support.queue.listening import listening
@@ -226,10 +227,10 @@ async def test_the_registry_lists_live_instances(client: QueueClient) -> None:
     async with Directory(client.redis, client.keys, "decoder") as directory:
         assert directory.members == ()
         async with Announcement(client.redis, client.keys, *member):
-            found = await directory.wait_for_one(5)
+            found = await directory.wait_for_one(60)
             assert (found.instance_id, found.address) == member[1:]
             assert directory.pick(b"digest") == [found]
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while directory.members:
                 await directory.changed()
 
@@ -288,3 +289,35 @@ async def test_a_request_keeps_what_it_was_begun_in_and_whether_it_is_exact(
     await client.queue.give_back("a", [rid])
     (taken,) = await client.queue.take("a", [Places("01d", 1, 100)]) or []
     assert (taken.numerics, taken.is_exact) == ("n1", False)
+
+
+async def test_a_decoder_that_no_scheduler_binds_keeps_no_request_from_the_others(
+    client: QueueClient,
+) -> None:
+    """As another model under the name of the one that is served."""
+    scripts = Scripts(client.redis, client.keys.prefix)
+
+    async def announce(decoder: str, content: str, loaded_ms_ago: int) -> None:
+        words = (f"unix:/{decoder}", 60_000, 60_000, "", content, loaded_ms_ago)
+        await scripts.call("announce", "decoder", decoder, *words)
+
+    async def bound(*contents: str) -> None:
+        await client.queue.renew("a", NO_LOAD, register=False, tokens_per_s=None, contents=contents)
+        await client.queue.sweep()
+
+    async def taken_by(content: str, other: str) -> bool:
+        """Whether a new request is for decoders with `content`, and not for those with `other`."""
+        rid = await client.admit()
+        return await client.take("a", content=other) == [] and (
+            await client.take("a", content=content) == [rid]
+        )
+
+    await client.scheduler("a")
+    await announce("d1", "01", 1000)
+    await bound("01")
+    await announce("d2", "02", 0)
+    assert await taken_by("01", "02")
+    await bound("01")
+    assert await taken_by("01", "02")
+    await bound("01", "02")
+    assert await taken_by("02", "01")

@@ -336,10 +336,10 @@ async def test_services_stay_known_through_a_restart_and_announce_themselves_aga
         Announcement(client.redis, client.keys, "decoder", "i1", "unix:/somewhere"),
         Directory(client.redis, client.keys, "decoder") as directory,
     ):
-        member = await directory.wait_for_one(5)
+        member = await directory.wait_for_one(60)
         changes = asyncio.create_task(directory.changed())
         await go_back_to(private_redis, copy)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not await client.redis.exists(instances):
                 await asyncio.sleep(0.02)
         await asyncio.sleep(0.6)

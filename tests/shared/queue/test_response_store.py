@@ -59,7 +59,7 @@ async def test_what_is_forgotten_is_not_finished(client: QueueClient) -> None:
 async def test_they_expire_and_are_counted_no_more(client: QueueClient) -> None:
     store = store_of(client, keep_ms=50)
     await store.keep(new("a"))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while await store.find("a") is not None:
             await asyncio.sleep(0.01)
     await store_of(client).keep(new("b", 20))

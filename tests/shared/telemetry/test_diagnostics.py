@@ -21,7 +21,7 @@ async def counts_of(folder: Path) -> dict[str, int]:
     path = folder / f"{os.getpid()}.json"
     path.unlink(missing_ok=True)
     os.kill(os.getpid(), diagnostics.SIGNAL)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not path.exists():
             await asyncio.sleep(0.01)
     report = json.loads(path.read_text())

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.text.reply_cleaning import STRIP, TRAINING_DATE, WIDE_PUNCTUATION, ReplyCleaner
@@ -26,7 +26,6 @@ PIECES = st.one_of(
 
 
 @given(pieces=st.lists(PIECES, max_size=12))
-@settings(deadline=None)
 def test_pieces_give_what_the_whole_gives(pieces: list[str]) -> None:
     cleaner = ReplyCleaner(STEPS)
     shown = "".join(map(cleaner.push, pieces)) + cleaner.finish()

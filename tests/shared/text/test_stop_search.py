@@ -4,7 +4,7 @@ import random
 import tracemalloc
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shared.text.stop_search import StopSearch, StopStrings
@@ -54,7 +54,6 @@ def pieces_of(data: bytes, rng: random.Random) -> list[bytes]:
 
 
 @given(data=st.data())
-@settings(max_examples=400, deadline=None)
 def test_every_choice_finds_what_the_definition_finds(data: st.DataObject) -> None:
     letters = st.text(data.draw(st.sampled_from(ALPHABETS)), min_size=1, max_size=9)
     stops = data.draw(st.lists(letters, min_size=1, max_size=5))

@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders
 
@@ -52,7 +52,6 @@ def deltas(fold: TextFold, ids: list[int]) -> list[str]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("skip", [True, False])
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
 def test_text_equals_the_library_for_texts(kind: str, skip: bool, data: st.DataObject) -> None:
     tokenizer, table = KINDS[kind]()
     ids = tokenizer.encode(data.draw(texts)).ids
@@ -65,7 +64,6 @@ def test_text_equals_the_library_for_texts(kind: str, skip: bool, data: st.DataO
 
 
 @given(ids=st.lists(st.integers(0, 490), max_size=40), skip=st.booleans())
-@settings(max_examples=400, deadline=None)
 def test_text_equals_the_library_for_random_byte_level_ids(ids: list[int], skip: bool) -> None:
     tokenizer, table = byte_level()
     assert table.text(ids, skip_special_tokens=skip) == tokenizer.decode(
@@ -74,7 +72,6 @@ def test_text_equals_the_library_for_random_byte_level_ids(ids: list[int], skip:
 
 
 @given(data=st.data())
-@settings(max_examples=200, deadline=None)
 def test_text_equals_the_library_for_random_sentencepiece_ids(data: st.DataObject) -> None:
     tokenizer, table = sentencepiece_like()
     plain = st.integers(259, tokenizer.get_vocab_size() - 1).map(lambda i: [i])
@@ -102,7 +99,6 @@ def test_tables_mark_special_tokens_and_ignore_unknown_ids() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
-@settings(max_examples=200, deadline=None)
 def test_fold_and_cut_equal_truncation_at_the_first_stop(kind: str, data: st.DataObject) -> None:
     """After each token the whole text is searched; the first hit ends the output."""
     tokenizer, table = KINDS[kind]()
@@ -141,7 +137,6 @@ def test_fold_and_cut_equal_truncation_at_the_first_stop(kind: str, data: st.Dat
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(text=texts, k=st.integers(0, 60))
-@settings(max_examples=100, deadline=None)
 def test_resuming_anywhere_gives_the_same_rest(kind: str, text: str, k: int) -> None:
     tokenizer, table = KINDS[kind]()
     ids = tokenizer.encode(text + " END").ids

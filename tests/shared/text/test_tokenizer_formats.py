@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import sentencepiece
 import tiktoken
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tiktoken._educational import bpe_train
 from tokenizers import Tokenizer
@@ -235,7 +235,6 @@ def alone(text: str, ranks: dict[str, int]) -> list[str]:
         parts[at : at + 2] = [parts[at] + parts[at + 1]]
 
 
-@settings(max_examples=400)
 @given(
     drawn=st.lists(st.text(alphabet="abc", min_size=2, max_size=7), unique=True, max_size=25),
     text=st.text(alphabet="abc", max_size=20),
@@ -278,3 +277,25 @@ def test_tokenizer_json_goes_before_other_files(tmp_path: Path) -> None:
         second.encode("The red circle", True).tolist()
         == first.encode("The red circle", True).tolist()
     )
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_tokens_have_the_ids_that_files_beside_a_model_give_them(tmp_path: Path, kind: str) -> None:
+    pieces = trained(tmp_path / "tokenizer.model", model_type=kind, user_defined_symbols=["[U]"])
+    last, given = pieces.get_piece_size(), pieces.piece_to_id("[U]")
+    marks = {given: "<|mark|>", last: "<|next|>", last + 5: "<|later|>"}
+    listed = {str(index): {"content": text, "special": True} for index, text in marks.items()}
+    write(tmp_path, {}, {"added_tokens_decoder": listed})
+    tokenizer, table = words(tmp_path)
+    assert [tokenizer.token_id(text) for text in marks.values()] == [*marks]
+    assert tokenizer.encode("".join(marks.values()), False).tolist() == [*marks]
+    assert table.text([*marks]) == ""
+    text = "The red circle"
+    assert tokenizer.encode(text, False).tolist() == pieces.encode(text)
+
+
+def test_an_id_far_behind_a_model_is_refused(tmp_path: Path) -> None:
+    trained(tmp_path / "tokenizer.model", model_type="unigram")
+    write(tmp_path, {}, {"added_tokens_decoder": {"9999999": {"content": "<|far|>"}}})
+    with pytest.raises(InvalidRequest, match=r"tokenizer\.model has .* the id 9999999"):
+        words(tmp_path)

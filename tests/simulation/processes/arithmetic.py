@@ -9,6 +9,7 @@ from services.decoder.loading.profile_run import Profile
 from services.decoder.media.embeddings import Embeddings
 from services.decoder.media.media_spans import MediaSpan
 from services.decoder.steps.needs import AttentionKind, Needs
+from services.decoder.worker.planned_adapters import PlannedAdapters
 from services.decoder.worker.plans.plan import Ints, Limits, Plan, read_plan
 from shared.artifacts.store import ArtifactReader
 from shared.served_part import ServedPart
@@ -45,6 +46,7 @@ class VirtualWorker(ArithmeticWorker):
     ) -> None:
         super().__init__(limits, broken, needs, model)
         self.embeddings = Embeddings(ArtifactReader(), lambda tensor: tensor.float(), 64)
+        self.adapters = PlannedAdapters(lambda lora_id: None)
         self._executor = executor
         self._seconds = seconds
 

@@ -76,6 +76,8 @@ class Draw:
             self._batch,
             self._batch,
             self._batch,
+            self._adapter,
+            self._adapter,
         ]
 
     def next(self) -> Call:
@@ -287,6 +289,21 @@ class Draw:
             case 1:
                 return "file_forget", [name, tenant]
         return "file_add", [name, rng.choice("01"), "p" * rng.randint(1, 60), "3000", "9000"]
+
+    def _adapter(self) -> Call:
+        rng = self._rng
+        digest, version = rng.choice(["d1", "d2", "d3"]), str(rng.randint(0, 4))
+        match rng.randrange(5):
+            case 0:
+                why_not = rng.choice(["", "", "it does not fit"])
+                return "adapter_report", [digest, rng.choice(["d1", "d2"]), why_not]
+            case 1:
+                return "adapter_progress", [rng.choice(["", digest]), version]
+            case 2:
+                return "adapters", [version, rng.choice(["", *self._sids])]
+        changed = rng.choice([["", "", "0"], [digest, "/a b", "0"], [digest, "/c", "1"]])
+        name = rng.choice(["sql", "chat", "" if changed[0] else "sql"])
+        return "adapter_set", [name, *changed]
 
     def _batch(self) -> Call:
         rng = self._rng

@@ -33,7 +33,7 @@ class Both:
         self.subscription = client.pubsub(ignore_subscribe_messages=True)
         self.subscription.subscribe(_PREFIX + b":tok", _PREFIX + b":ctl")
         for _ in range(2):
-            self.subscription.parse_response(timeout=5.0)
+            self.subscription.parse_response(timeout=60)
 
     def call(self, call: Call, now_us: int) -> tuple[Reply, Reply]:
         """What the real one answers, and what the model does, as they go over the wire."""
@@ -59,7 +59,7 @@ class Both:
         """What the real one has published."""
         found = []
         for _ in self.published:
-            _, channel, data = self.subscription.parse_response(timeout=5.0)
+            _, channel, data = self.subscription.parse_response(timeout=60)
             found.append((channel, data))
         assert self.subscription.parse_response(block=False) is None
         return found

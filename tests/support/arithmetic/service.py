@@ -29,6 +29,8 @@ class ArithmeticDecoder(DecoderServiceServicer):
     rounds depends on `numerics`, such as "name-3".
     """
 
+    fingerprint = b"f" * 16  # of all that are one model
+
     def __init__(self, delay_s: float = 0.0, content: bytes = b"", numerics: str = "") -> None:
         self.numerics = numerics
         self.row_invariant = True
@@ -65,7 +67,7 @@ class ArithmeticDecoder(DecoderServiceServicer):
         yield decoder_pb2.StepsResponse(
             hello=decoder_pb2.Hello(
                 decoder_id=self.id,
-                model_fingerprint=b"f" * 16,
+                model_fingerprint=self.fingerprint,
                 block_size=_LIMITS.block_size,
                 num_blocks=_LIMITS.num_blocks,
                 max_slots=_LIMITS.max_slots,

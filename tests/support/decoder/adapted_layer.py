@@ -12,8 +12,8 @@ from services.decoder.devices.base.decoder_layer import DecoderLayer
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.models.rope import rope_table
 from services.decoder.steps.attention_meta import Heads, KVSpec
-from services.decoder.weights.linear_weight import in_memory
 from shared.model_config.rope import RopeConfig
+from shared.weights.linear_weight import in_memory
 
 LINEARS = LayerLinears(96, 200, Heads(4, 2, 64))
 NAMES = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

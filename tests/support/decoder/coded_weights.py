@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from services.decoder.weights.quantized_weight import QuantizedWeight
+from shared.weights.quantized_weight import QuantizedWeight
 
 _NIBBLES = (-127, -104, -83, -65, -49, -35, -22, -10, 0, 13, 25, 38, 53, 69, 89, 113)
 

@@ -15,8 +15,8 @@ from services.decoder.devices.base.ops import BaseOps
 from services.decoder.models.adapters import Adapter, pack_addition
 from services.decoder.models.llama import Llama
 from services.decoder.steps.step import Step
-from services.decoder.weights.linear_weight import in_memory
 from shared.model_config.decoder import DecoderConfig
+from shared.weights.linear_weight import in_memory
 
 _LINEAR = re.compile(r"layers\.(\d+)\.(?:self_attn|mlp)\.(\w+_proj)\.weight")
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from services.decoder.devices.base.adapters import LinearPlace
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.steps.attention_meta import Packed
-from services.decoder.weights.linear_weight import CodedWeight, LinearWeight, as_codes, in_memory
-from services.decoder.weights.quantized_weight import QuantizedWeight
+from shared.weights.linear_weight import CodedWeight, LinearWeight, as_codes, in_memory
+from shared.weights.quantized_weight import QuantizedWeight
 from tests.support.decoder.coded_weights import FORMS
 
 

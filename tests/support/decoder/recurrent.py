@@ -20,11 +20,11 @@ from services.decoder.steps.attention_meta import AttnMeta, Packed, PagedKV
 from services.decoder.steps.needs import Needs
 from services.decoder.steps.slot_state import LayerState, StateTensor
 from services.decoder.steps.step import Step
-from services.decoder.weights.linear_weight import in_memory
 from services.families import registry
 from services.families.family import Family
 from shared.checkpoint.folder import Checkpoint
 from shared.model_config.decoder import TextSizes
+from shared.weights.linear_weight import in_memory
 
 RECURRENT, ATTENTION = "recurrent", "attention"
 PURE = (RECURRENT, RECURRENT)

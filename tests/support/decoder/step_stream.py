@@ -65,7 +65,9 @@ def make_plan(**fields: Any) -> StepPlan:
 
 
 def _is_numbers(name: str) -> bool:
-    return name not in ("new", "fetch", "release", "sealed_hashes")
+    return name not in (
+        *("new", "fetch", "release", "sealed_hashes", "load_adapters", "unload_adapters"),
+    )
 
 
 @asynccontextmanager

@@ -19,7 +19,7 @@ class Meeting:
 
     def __init__(self, size: int) -> None:
         self.given: list[Tensor | None] = [None] * size
-        self.barrier = threading.Barrier(size, timeout=20)
+        self.barrier = threading.Barrier(size, timeout=60)
 
 
 class ThreadRanks(RankGroup):

@@ -18,6 +18,7 @@ from shared.errors import InvalidRequest, ServingError, Unavailable
 from shared.net import tasks
 from shared.net.rpc.server import RpcServer
 from shared.queue import Append, AppendCode, Places, Queue, TakenRequest, connect
+from shared.queue.adapters import AdapterRegistry, RegisteredAdapters
 from shared.queue.keys import Keys, new_instance_id
 from shared.queue.log_event import Origin
 from shared.queue.registry import Announcement
@@ -202,6 +203,9 @@ class SchedulerPlayer:
         self.vector: Callable[[RequestSpec], Sequence[float]] = lambda spec: (
             [1.0] * spec.pooling.width
         )
+        # Why its decoder reads no adapter; empty reads all.
+        self.cannot_read = ""
+        self._decoder_id = new_instance_id()
         self.failure: Failure | None = None
         # The choices that `failure` is for; all if None.
         self.failing: set[int] | None = None
@@ -250,7 +254,7 @@ class SchedulerPlayer:
                 self._redis,
                 self._keys,
                 "decoder",
-                new_instance_id(),
+                self._decoder_id,
                 "unix:/none",
                 ServedPart("transformers 5", ("prefix reuse",), 2e-6, ranks=2).to_json(),
             )
@@ -259,6 +263,7 @@ class SchedulerPlayer:
             Announcement(self._redis, self._keys, "vision_encoder", new_instance_id(), "unix:/none")
         )
         self._start(self._renew())
+        self._start(self._read_adapters())
         self._start(self._take())
         return self
 
@@ -269,7 +274,7 @@ class SchedulerPlayer:
 
     async def taken(self, request_id: str = "") -> Played:
         """Waits until a request has been taken: that one, or any."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while True:
                 for name, played in self.played.items():
                     if request_id in ("", name):
@@ -286,6 +291,21 @@ class SchedulerPlayer:
             await asyncio.sleep(0.4)
             with contextlib.suppress(Unavailable):
                 await self.queue.renew(self.id, self.load, register=False, tokens_per_s=None)
+
+    async def _read_adapters(self) -> None:
+        registry = AdapterRegistry(self._redis, self._keys)
+        known = RegisteredAdapters()
+        while True:
+            await asyncio.sleep(0.05)
+            with contextlib.suppress(Unavailable):
+                found = await registry.read(known.version)
+                if found is None:
+                    continue
+                for name, since in found.since.items():
+                    if known.since.get(name) != since:
+                        lora_id = found.names[name]
+                        await registry.report(lora_id, self._decoder_id, self.cannot_read)
+                known = found
 
     async def _take(self) -> None:
         while True:

@@ -56,7 +56,7 @@ class Stage:
         """Waits until so many requests have been admitted. A reservation alone has no hash yet."""
         keys = Keys(MODEL)
         redis = connect(self.settings.redis_url)
-        async with redis, asyncio.timeout(30):
+        async with redis, asyncio.timeout(60):
             while len(await redis.keys(f"{keys.prefix}:r:*")) < count:
                 await asyncio.sleep(0.01)
 
@@ -120,7 +120,7 @@ async def open_stage(
         PreprocessPlayer(redis_url, MODEL, tokenizer) as preprocess,
         SchedulerPlayer(redis_url, MODEL, table) as scheduler,
         open_gateway(settings, apis=apis, timings=timings) as gateway,
-        plain_client(gateway.url, timeout=20) as http,
+        plain_client(gateway.url, timeout=60) as http,
         AsyncOpenAI(
             base_url=f"{gateway.url}/v1",
             api_key="none",
@@ -134,7 +134,7 @@ async def open_stage(
         yield stage
 
 
-async def until_ready(http: httpx.AsyncClient, seconds: float = 30) -> None:
+async def until_ready(http: httpx.AsyncClient, seconds: float = 60) -> None:
     """Waits for the readiness page."""
     async with asyncio.timeout(seconds):
         while (await http.get("/health/ready")).status_code != 200:

@@ -1,6 +1,6 @@
 """Fixtures for tests that start preprocess: checkpoints and services. Import them in a conftest."""
 
-import shutil
+import contextlib
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
@@ -41,19 +41,33 @@ async def clip_service(
     """A service of `clip_folder` for those tests of a file that need no settings of their own, on the module's loop:
     starting its image worker takes a second.
     """
-    folder = Path(tempfile.mkdtemp(prefix="ts-", dir="/tmp"))
-    settings = PreprocessSettings(
-        model=clip_folder,
-        listen=f"unix:{folder}/shared.sock",
-        artifact_dir=folder / "artifacts",
-        media_workers=1,
-        redis_url=redis_server.url,
-        served_model_name="m",
-        max_image_bytes=300_000,
-    )
-    async with running(settings) as service:
+    async with _shared(clip_folder, redis_server) as service:
         yield service
-    shutil.rmtree(folder)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def llama_service(
+    llama_folder: Path, redis_server: EmbeddedRedis
+) -> AsyncIterator[RunningPreprocess]:
+    """The same of `llama_folder`."""
+    async with _shared(llama_folder, redis_server) as service:
+        yield service
+
+
+@contextlib.asynccontextmanager
+async def _shared(model: Path, redis_server: EmbeddedRedis) -> AsyncIterator[RunningPreprocess]:
+    with tempfile.TemporaryDirectory(prefix="ts-", dir="/tmp") as folder:
+        settings = PreprocessSettings(
+            model=model,
+            listen=f"unix:{folder}/shared.sock",
+            artifact_dir=Path(folder) / "artifacts",
+            media_workers=1,
+            redis_url=redis_server.url,
+            served_model_name="m",
+            max_image_bytes=300_000,
+        )
+        async with running(settings) as service:
+            yield service
 
 
 @pytest.fixture

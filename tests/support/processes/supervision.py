@@ -34,7 +34,7 @@ class Record:
 
     async def said(self, line: str) -> None:
         """Waits until a process's line has been read that ends so: that it is ready may be seen earlier."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while not any(one.endswith(line) for one in self.lines):
                 await asyncio.sleep(0.01)
 

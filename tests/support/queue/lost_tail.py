@@ -11,7 +11,7 @@ from services.launcher.redis.embedded_redis import EmbeddedRedis
 
 async def written(server: EmbeddedRedis) -> None:
     """Waits until all that Redis has answered is in its file: while the disk is slow, it writes some of it later."""
-    async with Redis.from_url(server.url) as client, asyncio.timeout(30):
+    async with Redis.from_url(server.url) as client, asyncio.timeout(60):
         while (await client.info("persistence"))["aof_buffer_length"]:
             await asyncio.sleep(0.01)
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from services.decoder.steps.attention_meta import Heads, Packed
-from services.decoder.weights.linear_weight import LinearWeight
 from shared.errors import InvalidRequest
+from shared.weights.linear_weight import LinearWeight
 
 # The products of a `DecoderLayer`, each made of one linear layer or of several that have the same inputs.
 Product = Literal["qkv", "output", "gate_up", "down"]

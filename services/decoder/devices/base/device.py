@@ -47,6 +47,9 @@ class Device(ABC):
     # Whether it computes while the host goes on: a step is then launched before the one before it is collected.
     asynchronous: ClassVar[bool] = True
 
+    # Whether operators may be called in several forms, which `--npu-forms` chooses from.
+    has_forms: ClassVar[bool] = False
+
     # Whether several ranks on one machine share its memory; by which calls of torch.distributed they reach each other.
     is_host: ClassVar[bool] = False
     rank_backend: ClassVar[str]
@@ -58,10 +61,11 @@ class Device(ABC):
         threads: int = 0,
         block_size: int = 0,
         small_model: bool = False,
+        forms: str = "",
     ) -> None:
         """dtype: of weights, activations and cache. threads: on the host; block_size: tokens; for both 0 is the
-        device's own choice. small_model: it has fewer than 100 million parameters. Raises InvalidRequest for a block
-        size that the device does not have."""
+        device's own choice. small_model: it has fewer than 100 million parameters. forms: `--npu-forms`. Raises
+        InvalidRequest for a block size or forms that the device does not have."""
         if self.only_block_size and block_size not in (0, self.default_block_size):
             raise InvalidRequest(
                 "UNSUPPORTED_BLOCK_SIZE",
@@ -69,7 +73,13 @@ class Device(ABC):
                 " leave the flag away",
                 field="block_size",
             )
-        self.small_model = small_model
+        if forms and not self.has_forms:
+            raise InvalidRequest(
+                "UNSUPPORTED_FORMS",
+                f"--npu-forms {forms}: {self.name} has no forms of operators to choose from; leave the flag away",
+                field="npu_forms",
+            )
+        self.small_model, self.forms = small_model, forms
         self.block_size = block_size or self.default_block_size
         self.ops = self._make_ops(dtype, threads)
 

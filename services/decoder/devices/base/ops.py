@@ -30,8 +30,8 @@ from services.decoder.steps.attention_meta import (
     PagedKV,
 )
 from services.decoder.steps.slot_state import LayerState, StateTensor
-from services.decoder.weights.linear_weight import LinearWeight
-from services.decoder.weights.quantized_weight import QuantizedWeight
+from shared.weights.linear_weight import LinearWeight
+from shared.weights.quantized_weight import QuantizedWeight
 
 _NO_SEGMENTS = LayerSegments()
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.steps.attention_meta import KVSpec
-from services.decoder.weights.linear_weight import in_memory
+from shared.weights.linear_weight import in_memory
 
 _SIZES = ((256, 320), (896, 512))  # inputs and outputs of linear layers
 _ROWS = (1, 2, 5, 8, 13, 16, 37)

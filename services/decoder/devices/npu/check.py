@@ -9,21 +9,23 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 
 import torch
 
+from services.decoder.devices.npu import trials
 from services.decoder.devices.npu.check_cases import Case, Cases
 from services.decoder.devices.npu.device import NpuDevice
 from services.decoder.devices.npu.errors import explain
-from services.decoder.devices.npu.fused_attention import Heads
+from services.decoder.devices.npu.forms import Asked, Heads, Trial, Writing
 from shared.ascend import is_310p, npu_name
 
 # Heads of queries, of keys, and the size of each, as models have them.
 _HEADS = ((14, 2, 64), (28, 4, 128), (32, 8, 128), (16, 16, 128), (8, 4, 256))
 _HEADS_WITH_SINKS = (64, 8, 64)
+_WRITTEN = ((2, 64), (8, 128))
 _REPEATS = 5
 # Of the buffers by which bandwidths are measured: at most, and of the device's memory.
 _MOST_BYTES = 256 << 20
@@ -56,13 +58,9 @@ def results(dtypes: tuple[torch.dtype, ...]) -> Iterator[Result]:
     for dtype in dtypes:
         device = NpuDevice(dtype)
         kind = str(dtype).removeprefix("torch.")
+        yield from by_forms(device, kind)
         for case in Cases(device):
             yield try_case(device, case, kind)
-        for window in (False, True):
-            for heads in _HEADS:
-                yield try_attention(device, Heads(*heads, window=window), kind)
-            with_sinks = Heads(*_HEADS_WITH_SINKS, window=window, sinks=True)
-            yield try_attention(device, with_sinks, kind)
     yield from _bandwidths(device, min(_MOST_BYTES, device.memory().total // _PART))
 
 
@@ -79,22 +77,45 @@ def try_case(device: NpuDevice, case: Case, kind: str) -> Result:
     return Result(name, ok, worst, 1e6 * seconds, case.nbytes / seconds / 1e9)
 
 
-def try_attention(device: NpuDevice, heads: Heads, kind: str) -> Result:
+def by_forms(device: NpuDevice, kind: str) -> Iterator[Result]:
+    """What has several forms, tried in other processes, so that a kernel that fails leaves this one the device."""
+    asked: list[Asked] = [Writing(num_kv, size) for num_kv, size in _WRITTEN]
+    for window in (False, True):
+        asked += [Heads(*heads, window=window) for heads in _HEADS]
+        asked.append(Heads(*_HEADS_WITH_SINKS, window=window, sinks=True))
+    forms = {each: device.ops.known_forms(each) for each in asked}
+    attempts = [(each, form) for each in asked for form in forms[each]]
+    tried = trials.apart_or_here(device.ops, attempts)
+    for each in asked:
+        yield result_of_forms(device, each, [next(tried) for _ in forms[each]], kind)
+
+
+def result_of_forms(device: NpuDevice, asked: Asked, tried: Sequence[Trial], kind: str) -> Result:
     """Right if one form of the kernel is; where there is none it says what is done instead."""
-    asked = {"a window": heads.window, "sinks": heads.sinks}
-    extra = " and ".join(name for name, wanted in asked.items() if wanted)
-    extra = f" with {extra}" if extra else ""
-    name = f"attention, {heads.num_q}/{heads.num_kv} heads of {heads.size}{extra}, {kind}"
-    trials = list(device.ops.attention_trials(heads))
-    said = "; ".join(f"{t.form.layout}: {t.refusal or f'{t.error:.3g}'}" for t in trials)
-    best = next((trial for trial in trials if trial.agrees), None)
-    if not trials:
+    name = f"{_name_of(asked)}, {kind}"
+    said = "; ".join(f"{t.form.name}: {t.refusal or f'{t.error:.3g}'}" for t in tried)
+    best = next((trial for trial in tried if trial.agrees), None)
+    if not tried:
         return Result(name, True, detail=device.ops.without_form)
     if best is None:
         return Result(
             name, False, detail=f"no form of the kernel agrees with the reference: {said}"
         )
-    return Result(name, True, best.error, detail=best.form.layout)
+    return Result(
+        name,
+        True,
+        best.error,
+        detail=best.form.name if len(tried) == 1 else f"{best.form.name} ({said})",
+    )
+
+
+def _name_of(asked: Asked) -> str:
+    if isinstance(asked, Writing):
+        return f"writing {asked.num_kv} heads of {asked.size}"
+    wanted = {"a window": asked.window, "sinks": asked.sinks}
+    extra = " and ".join(name for name, is_wanted in wanted.items() if is_wanted)
+    extra = f" with {extra}" if extra else ""
+    return f"attention, {asked.num_q}/{asked.num_kv} heads of {asked.size}{extra}"
 
 
 def _bandwidths(device: NpuDevice, nbytes: int) -> Iterator[Result]:

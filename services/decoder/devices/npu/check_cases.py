@@ -11,7 +11,7 @@ from services.decoder.devices.base.adapters import LinearPlace, Segment
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.npu.device import NpuDevice
 from services.decoder.steps.attention_meta import KVSpec, PagedKV
-from services.decoder.weights.linear_weight import in_memory
+from shared.weights.linear_weight import in_memory
 
 _TOKENS = (1, 48, 300)
 _HIDDEN, _INNER = 896, 4864

@@ -16,6 +16,7 @@ from services.decoder.devices.base.graphs import Forward, Graphs
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.staging import Event
 from services.decoder.devices.npu.errors import translate
+from services.decoder.devices.npu.forms import Choice
 from services.decoder.devices.npu.graphs import NpuGraphs
 from services.decoder.devices.npu.ops import NpuOps
 from services.decoder.devices.npu.ops_310p import Npu310POps
@@ -41,18 +42,19 @@ class NpuDevice(Device):
     only_block_size: ClassVar[bool] = True
     default_batched_tokens: ClassVar[int] = 2176
     rank_backend: ClassVar[str] = "hccl"
+    has_forms: ClassVar[bool] = True
     ops: NpuOps
 
     def _make_ops(self, dtype: torch.dtype, threads: int) -> BaseOps:
-        where = torch.device("npu", 0)
+        where, choice = torch.device("npu", 0), Choice.read(self.forms)
         torch_npu.npu.set_device(where)
         # What was free before anything of this process was on the device.
         self._free_at_start = self.memory().free
         self._copies = torch_npu.npu.Stream()
         if not is_310p():
-            return NpuOps(where, dtype, self.block_size)
+            return NpuOps(where, dtype, self.block_size, choice)
         torch_npu.npu.set_compile_mode(jit_compile=False)  # else every new shape would be compiled
-        return Npu310POps(where, dtype, self.block_size)
+        return Npu310POps(where, dtype, self.block_size, choice)
 
     def numerics(self, *, by_torch: bool = False) -> str:
         """The kind of NPU."""

@@ -1,25 +1,21 @@
-"""Attention by CANN's fused kernel (`npu_fused_infer_attention_score`), in the first form of it that gives here what
-the reference gives: documents, releases and chips disagree about head sizes, layouts and windows."""
+"""Attention by CANN's fused kernel (`npu_fused_infer_attention_score`) and its forms."""
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import structlog
 import torch
 import torch_npu
 from torch import Tensor
 
 from services.decoder.devices.npu.attention_call import AttentionCall
+from services.decoder.devices.npu.forms import Form, Heads
 from services.decoder.devices.npu.schemas import supports
 from services.decoder.devices.npu.telling_batch import TellingBatch
 from services.decoder.steps.attention_meta import PagedKV
 
-log = structlog.get_logger(__name__)
-
 TND_SIZES = (64, 128, 192)
-_LARGEST = 512
+_LARGEST_TND, _LARGEST = 256, 512  # older releases of CANN take heads of TND_SIZES alone
 _ROUNDING = 16  # elements, to whose multiple heads of other sizes are filled up
 _MASK = 2048
 _NO_LIMIT = 2147483647
@@ -34,54 +30,14 @@ def padded_size(size: int) -> int:
     return -(-size // _ROUNDING) * _ROUNDING
 
 
-@dataclass(frozen=True)
-class Form:
-    """How the kernel is called. `window_offset`: tokens before the query that a window of 0 would have."""
-
-    layout: str  # TND: all queries one behind the other; BSND: a batch of sequences of one length
-    window_offset: int = -1
-
-
-@dataclass(frozen=True)
-class Heads:
-    """Everything that a form is tried for: heads of queries and of keys, the size of each, and what else is asked."""
-
-    num_q: int
-    num_kv: int
-    size: int
-    window: bool = False
-    sinks: bool = False
-
-
-@dataclass(frozen=True)
-class Trial:
-    """What came of trying a form: the largest difference from the reference, or why the kernel refused."""
-
-    form: Form
-    error: float
-    agrees: bool
-    refusal: str = ""
-
-
 class FusedAttention:
-    """Finds a form for each kind of heads when it is first asked for them, before anything is served."""
+    """Calls of the kernel, and trials of its forms."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, block_size: int) -> None:
         self._device, self._dtype, self._block_size = device, dtype, block_size
         # 1 hides: a query must not see what is behind it.
         mask = torch.ones((_MASK, _MASK), dtype=torch.int8).triu(1)
         self._mask = mask.to(device)
-        self._forms: dict[Heads, Form | None] = {}
-
-    def form(self, heads: Heads) -> Form | None:
-        """The form for these heads; None if there is none. The first time it waits for the device."""
-        if heads not in self._forms:
-            self._forms[heads] = found = self._find(heads)
-            if found is None:
-                log.warning("attention has no fused kernel here and is slow", heads=str(heads))
-            else:
-                log.info("attention", form=found.layout, heads=str(heads))
-        return self._forms[heads]
 
     def attend(
         self,
@@ -104,30 +60,18 @@ class FusedAttention:
             out.index_copy_(0, call.tokens, found)
         return out
 
-    def trials(self, heads: Heads) -> Iterator[Trial]:
-        """Tries every form that these heads may have."""
+    def error(self, heads: Heads, form: Form) -> tuple[float, float]:
+        """How far a form is from the reference, and how far it may be. Waits for the device."""
         batch = TellingBatch.draw(
             self._dtype, self._block_size, (heads.num_q, heads.num_kv, heads.size)
         )
         batch = batch.with_window() if heads.window else batch
         batch = batch.with_sinks() if heads.sinks else batch
         batch = batch.on(self._device)
-        for form in _candidates(heads):
-            try:
-                found = self.attend(
-                    batch.q, batch.kv, [batch.call], form, batch.scale, batch.window, batch.sinks
-                )
-                error = batch.error(found)
-                yield Trial(form, error, error <= batch.tolerance)
-            except (RuntimeError, OSError) as error:
-                yield Trial(form, math.inf, False, str(error).strip().partition("\n")[0])
-
-    def _find(self, heads: Heads) -> Form | None:
-        for trial in self.trials(heads):
-            if trial.agrees:
-                return trial.form
-            log.debug("attention has another form", tried=str(trial))
-        return None
+        found = self.attend(
+            batch.q, batch.kv, [batch.call], form, batch.scale, batch.window, batch.sinks
+        )
+        return batch.error(found), batch.tolerance
 
     def _call(
         self,
@@ -177,14 +121,15 @@ class _Options:
     sinks: Tensor | None
 
 
-def _candidates(heads: Heads) -> Iterator[Form]:
+def forms(heads: Heads) -> Iterator[Form]:
+    """Every form that these heads may have, those first that are faster."""
     if heads.sinks and not supports("npu_fused_infer_attention_score_v2", "learnable_sink"):
         return
     if not supports("npu_fused_infer_attention_score", "block_table") or heads.size > _LARGEST:
         return
     # Sources disagree on whether a window counts the query itself.
     offsets = (-1, 0) if heads.window else (-1,)
-    if heads.size in TND_SIZES:
+    if heads.size <= _LARGEST_TND:
         yield from (Form("TND", offset) for offset in offsets)
     if not heads.window:  # of a single query this layout ignores the window
         yield Form("BSND")

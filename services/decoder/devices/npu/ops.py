@@ -1,8 +1,10 @@
 """Ops for Ascend 910B and later: fused operators of torch_npu. None of them waits for the device, but where attention
 is left to the reference."""
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,15 +14,18 @@ import torch_npu
 from torch import Tensor
 
 from services.decoder.devices.base.ops import BaseOps
+from services.decoder.devices.npu import fused_attention, trials
 from services.decoder.devices.npu.attention_call import attention_calls
-from services.decoder.devices.npu.fused_attention import FusedAttention, Heads, Trial, padded_size
+from services.decoder.devices.npu.forms import Asked, Choice, Form, Forms, Heads, Trial, Writing
+from services.decoder.devices.npu.fused_attention import FusedAttention, padded_size
 from services.decoder.devices.npu.schemas import supports
+from services.decoder.devices.npu.telling_rows import write_error
 from services.decoder.steps.attention_meta import AttnMeta, KVSpec, Packed, PagedKV
 from shared.ascend import atb_fault
 
 _WIDEST_ROTATION = 896  # elements of a head, from which on the operator refuses
 
-Write = Callable[[Tensor, Tensor, PagedKV, Tensor], None]
+_NO_CHOICE = Choice()
 
 
 @dataclass(frozen=True)
@@ -38,11 +43,17 @@ class NpuOps(BaseOps):
     # What is done with attention that no form of the kernel has.
     without_form: ClassVar[str] = "by the reference, which is slow: no form has this"
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, block_size: int = 128) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        block_size: int = 128,
+        choice: Choice = _NO_CHOICE,
+    ) -> None:
+        """choice: of forms that are taken untried, or never."""
         super().__init__(device, dtype, block_size)
-        self._fused = FusedAttention(device, dtype, block_size)
+        self.forms = Forms(self.known_forms, partial(trials.kept_or_tried, self), choice)
         self._moves = torch_npu.npu.Stream(device)
-        self._write = _best_write()
 
     def head_width(self, size: int) -> int:
         """As heads are in the cache."""
@@ -81,10 +92,14 @@ class NpuOps(BaseOps):
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Rotates [T, heads, D]; cos, sin: [T, 1, D]."""
         if x.shape[-1] >= _WIDEST_ROTATION:
-            first, second = x.chunk(2, -1)
-            return x * cos + torch.cat([-second, first], -1) * sin
+            return self.rope_by_torch(x, cos, sin)
         turned: Tensor = torch_npu.npu_rotary_mul(x.contiguous()[None], cos[None], sin[None])
         return turned[0]
+
+    def rope_by_torch(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """The same by plain operations."""
+        first, second = x.chunk(2, -1)
+        return x * cos + torch.cat([-second, first], -1) * sin
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
         """silu(first half) * second half of [rows, 2 * I]."""
@@ -130,7 +145,22 @@ class NpuOps(BaseOps):
 
     def write(self, k: Tensor, v: Tensor, kv: PagedKV, slots: Tensor) -> None:
         """Puts keys and values of the cache's own width [n, num_kv, P] at slots, int32 [n]."""
-        self._write(k, v, kv, slots)
+        form = self.forms.form(Writing(*self.cached_heads(kv)))
+        self.write_by(form, k, v, kv, slots)
+
+    def write_by(self, form: Form | None, k: Tensor, v: Tensor, kv: PagedKV, slots: Tensor) -> None:
+        """`write` in a form; None: as plain torch does it."""
+        if form is None or form.layout == "index_put":
+            self.put(k, v, kv, slots.long())
+        elif form.layout == "scatter_pa":
+            torch_npu.npu_scatter_pa_kv_cache(k, v, kv.k, kv.v, slots, cache_mode="Norm")
+        else:
+            torch_npu._npu_reshape_and_cache(k, v, kv.k, kv.v, slots)
+
+    def put(self, k: Tensor, v: Tensor, kv: PagedKV, slots: Tensor) -> None:
+        """By plain torch; slots: int64 [n]."""
+        kv.k.flatten(0, 1).index_put_((slots,), k)
+        kv.v.flatten(0, 1).index_put_((slots,), v)
 
     @staticmethod
     def widened(x: Tensor, width: int) -> Tensor:
@@ -195,7 +225,7 @@ class NpuOps(BaseOps):
         width = kv.k.shape[-1]
         heads = Heads(q.shape[1], kv.k.shape[2], width, window is not None, sinks is not None)
         cut = window is not None and bool(meta.bidirectional)
-        form = None if chunk or softcap is not None or cut else self._fused.form(heads)
+        form = None if chunk or softcap is not None or cut else self.forms.form(heads)
         if form is None:
             if torch_npu.npu.is_current_stream_capturing():
                 raise RuntimeError(f"attention without a fused kernel keeps its lengths: {heads}")
@@ -222,9 +252,44 @@ class NpuOps(BaseOps):
         out[:tokens] = found
         return out
 
-    def attention_trials(self, heads: Heads) -> Iterator[Trial]:
-        """Tries every form that attention may take for these heads."""
-        return self._fused.trials(heads)
+    # Forms
+
+    def known_forms(self, asked: Asked) -> Sequence[Form]:
+        """Every form that there is for something, those first that are faster."""
+        if isinstance(asked, Heads):
+            return self.attention_forms(asked)
+        return [Form(name) for name in self.write_forms()]
+
+    def try_form(self, asked: Asked, form: Form) -> Trial:
+        """Waits for the device, which a kernel that fails may leave useless for this process."""
+        try:
+            if isinstance(asked, Heads):
+                error, most = self.attention_error(asked, form)
+            else:
+                error, most = write_error(self, asked, form), 0.0
+        except (RuntimeError, OSError) as refusal:
+            return Trial(form, math.inf, False, str(refusal).strip().partition("\n")[0])
+        return Trial(form, error, error <= most)
+
+    def attention_forms(self, heads: Heads) -> Sequence[Form]:
+        """For these heads."""
+        return list(fused_attention.forms(heads))
+
+    def attention_error(self, heads: Heads, form: Form) -> tuple[float, float]:
+        """How far it is from the reference, and how far it may be."""
+        return self._fused.error(heads, form)
+
+    def write_forms(self) -> Iterator[str]:
+        """A mode that is not named means another layout, so an operator that knows none cannot be taken."""
+        if supports("_npu_reshape_and_cache") and not atb_fault():
+            yield "reshape_and_cache"
+        if supports("npu_scatter_pa_kv_cache", "cache_mode"):
+            yield "scatter_pa"
+        yield "index_put"
+
+    @cached_property
+    def _fused(self) -> FusedAttention:
+        return FusedAttention(self.device, self.dtype, self.block_size)
 
     def gather(self, kv: PagedKV, table: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """Without the zeros that heads are filled up with."""
@@ -235,29 +300,6 @@ class NpuOps(BaseOps):
     def _send(self, array: "np.ndarray[tuple[int, ...], np.dtype[np.int64]]") -> Tensor:
         """A small host array on the device; nothing waits for the transfer."""
         return torch.from_numpy(array).pin_memory().to(self.device, non_blocking=True)
-
-
-def _best_write() -> Write:
-    """How keys and values get into the cache. A mode that is not named means another layout, so an operator that knows
-    none cannot be taken."""
-    if supports("npu_scatter_pa_kv_cache", "cache_mode"):
-        return _scatter
-    if supports("_npu_reshape_and_cache") and not atb_fault():
-        return _reshape
-    return _put
-
-
-def _scatter(k: Tensor, v: Tensor, kv: PagedKV, slots: Tensor) -> None:
-    torch_npu.npu_scatter_pa_kv_cache(k, v, kv.k, kv.v, slots, cache_mode="Norm")
-
-
-def _reshape(k: Tensor, v: Tensor, kv: PagedKV, slots: Tensor) -> None:
-    torch_npu._npu_reshape_and_cache(k, v, kv.k, kv.v, slots)
-
-
-def _put(k: Tensor, v: Tensor, kv: PagedKV, slots: Tensor) -> None:
-    kv.k.flatten(0, 1).index_put_((slots.long(),), k)
-    kv.v.flatten(0, 1).index_put_((slots.long(),), v)
 
 
 def _sizes(kv: PagedKV) -> tuple[int, int]:

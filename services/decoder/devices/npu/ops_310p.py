@@ -3,26 +3,27 @@ NNAL's operators."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar
 
-import numpy as np
 import torch
 import torch_npu
 from torch import Tensor
 
 from services.decoder.devices.base.ops import BaseOps, Use
-from services.decoder.devices.npu.fused_attention import Form, Heads, Trial, padded_size
+from services.decoder.devices.npu import tiled_attention
+from services.decoder.devices.npu.forms import Form, Heads
+from services.decoder.devices.npu.fused_attention import padded_size
 from services.decoder.devices.npu.ops import NpuKV, NpuOps
 from services.decoder.devices.npu.telling_batch import TellingBatch
+from services.decoder.devices.npu.tiled_attention import NZ, TILE
 from services.decoder.steps.attention_meta import AttnMeta, KVSpec, Packed, PagedKV
 from shared.errors import InvalidRequest
 
-_NZ = 29  # the number of the format FRACTAL_NZ
-_TILE = 16  # elements
 _LARGEST_BLOCK = 16384  # elements of one head in a block
 _LEAST_NORM_BYTES = 32  # of a row
+_ROTATIONS = (64, 128)  # elements of a head that the operator turns
 _GATE_ROUNDING = 32  # elements: rows of others the operator for gates does not take
-_MASK = 2048
 
 
 @dataclass(frozen=True)
@@ -38,19 +39,14 @@ class Npu310POps(NpuOps):
     name = "npu-310p"
     without_form: ClassVar[str] = "not served on an Ascend 310P: models with this are refused"
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, block_size: int = 128) -> None:
-        super().__init__(device, dtype, block_size)
-        hidden = torch.full((_MASK, _MASK), float("-inf"), dtype=torch.float16).triu(1)
-        self._hidden = torch_npu.npu_format_cast(hidden.to(device), _NZ)
-
     # Linear layers and small ops
 
     def _pack_dense(self, weight: Tensor, bias: Tensor | None, use: Use) -> Packed:
         """In tiles, where the sizes are multiples of theirs."""
         packed = super()._pack_dense(weight, bias, use)
-        if not all(size > _TILE and size % _TILE == 0 for size in packed.weight.shape):
+        if not all(size > TILE and size % TILE == 0 for size in packed.weight.shape):
             return packed
-        return Packed(torch_npu.npu_format_cast(packed.weight, _NZ), packed.bias)
+        return Packed(torch_npu.npu_format_cast(packed.weight, NZ), packed.bias)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """[rows, H]; short rows by the reference."""
@@ -65,6 +61,15 @@ class Npu310POps(NpuOps):
         if x.shape[-1] * x.itemsize < _LEAST_NORM_BYTES:
             return BaseOps.add_rms_norm(self, x, residual, weight, eps)
         return super().add_rms_norm(x, residual, weight, eps)
+
+    def rope(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """By the operator that turns queries and keys at once, here all heads but the last, and the last. That of the
+        other chips is documented for this one with compilation at every new shape alone."""
+        if x.shape[-1] not in _ROTATIONS or x.shape[1] == 1:
+            return self.rope_by_torch(x, cos, sin)
+        rows = [part.contiguous()[None] for part in (x[:, :-1], x[:, -1:])]
+        turned = torch_npu.npu_apply_rotary_pos_emb(rows[0], rows[1], cos[None], sin[None])
+        return torch.cat([part[0] for part in turned], 1)
 
     def swiglu(self, gate_up: Tensor) -> Tensor:
         """[rows, 2 * I]; widths that the operator does not take by the reference."""
@@ -83,9 +88,9 @@ class Npu310POps(NpuOps):
                 f" ({_LARGEST_BLOCK // self.block_size})",
                 field="model",
             )
-        shape = (num_blocks, spec.num_kv_heads * width // _TILE, self.block_size, _TILE)
+        shape = (num_blocks, spec.num_kv_heads * width // TILE, self.block_size, TILE)
         k, v = (
-            torch_npu.empty_with_format(shape, dtype=spec.dtype, device=device, acl_format=_NZ)
+            torch_npu.empty_with_format(shape, dtype=spec.dtype, device=device, acl_format=NZ)
             for _ in range(2)
         )
         return TiledKV(k.zero_(), v.zero_(), spec.k_size, spec.v_size, spec.num_kv_heads)
@@ -98,17 +103,27 @@ class Npu310POps(NpuOps):
                 f"--num-host-blocks {num_blocks}: on an Ascend 310P no blocks are swapped out; leave the flag away",
                 field="num_host_blocks",
             )
-        nothing = torch.zeros((0, spec.num_kv_heads, self.block_size, _TILE), dtype=spec.dtype)
+        nothing = torch.zeros((0, spec.num_kv_heads, self.block_size, TILE), dtype=spec.dtype)
         return TiledKV(nothing, nothing, spec.k_size, spec.v_size, spec.num_kv_heads)
 
     def cached_heads(self, kv: PagedKV) -> tuple[int, int]:
         """Heads of keys in a cache, and elements of each."""
         num_kv = _tiled(kv).num_kv
-        return num_kv, kv.k.shape[1] * _TILE // num_kv
+        return num_kv, kv.k.shape[1] * TILE // num_kv
 
-    def write(self, k: Tensor, v: Tensor, kv: PagedKV, slots: Tensor) -> None:
+    def write_forms(self) -> Iterator[str]:
         """The operator sees by the format how the cache lies."""
-        torch_npu._npu_reshape_and_cache(k, v, kv.k, kv.v, slots)
+        yield "reshape_and_cache"
+        yield "index_put"
+
+    def put(self, k: Tensor, v: Tensor, kv: PagedKV, slots: Tensor) -> None:
+        """Tile by tile."""
+        blocks, places = slots // self.block_size, slots % self.block_size
+        for cache, rows in ((kv.k, k), (kv.v, v)):
+            tiles = torch.arange(cache.shape[1], device=cache.device)
+            cache.index_put_(
+                (blocks[:, None], tiles[None], places[:, None]), rows.view(len(rows), -1, TILE)
+            )
 
     def export_block(self, kv: PagedKV, block: int) -> tuple[Tensor, Tensor]:
         """One block in the canonical layout (token of the block, kv head, element)."""
@@ -123,7 +138,7 @@ class Npu310POps(NpuOps):
         _, width = self.cached_heads(kv)
         for cache, new in ((kv.k, k), (kv.v, v)):
             rows = torch.nn.functional.pad(new, (0, width - new.shape[-1]))
-            tiles = rows.reshape(self.block_size, -1, _TILE).permute(1, 0, 2)
+            tiles = rows.reshape(self.block_size, -1, TILE).permute(1, 0, 2)
             cache[block] = tiles.contiguous().to(cache.device)
 
     def gather(self, kv: PagedKV, table: Tensor, length: int) -> tuple[Tensor, Tensor]:
@@ -146,14 +161,10 @@ class Npu310POps(NpuOps):
         slots: Tensor,
         bidirectional: list[tuple[int, int, int]] | None = None,
     ) -> AttnMeta:
-        """Adds lengths as the operators want them: one on the host, the other on the device."""
+        """Adds the call that attention takes."""
         slots = slots.to(torch.int32)
         meta = BaseOps.make_meta(self, counts, kv_lens, block_table, slots, bidirectional)
-        if meta.max_q > 1:
-            meta.device_state["counts"] = torch.tensor(counts, dtype=torch.int32)
-            meta.device_state["lengths"] = torch.tensor(kv_lens, dtype=torch.int32)
-        else:
-            meta.device_state["lengths"] = self._send(np.asarray(kv_lens, np.int64)).int()
+        meta.device_state["call"] = tiled_attention.tiled_call(meta, self._send)
         return meta
 
     def paged_attention(
@@ -185,48 +196,50 @@ class Npu310POps(NpuOps):
                 field="model",
             )
         num_kv, width = self.cached_heads(kv)
-        tokens, num_q = meta.cu_q[-1], q.shape[1]
-        wide = self.widened(q[:tokens], width)
-        out = torch.zeros((q.shape[0], num_q, width), dtype=q.dtype, device=q.device)
-        state, rows = meta.device_state, out[:tokens]
-        if meta.max_q == 1:
-            torch_npu._npu_paged_attention(
-                wide, kv.k, kv.v, num_kv, num_q, scale, meta.block_table, state["lengths"], rows
-            )
-        else:
-            torch_npu._npu_paged_attention_splitfuse(
-                wide,
-                kv.k,
-                kv.v,
-                meta.block_table,
-                state["lengths"],
-                self._hidden,
-                state["counts"],
-                num_kv,
-                num_q,
-                scale,
-                rows,
-            )
-        return out[..., : v.shape[-1]]
+        form = self.forms.form(Heads(q.shape[1], num_kv, width))
+        if form is None:
+            return BaseOps.paged_attention(self, q, k, v, kv, meta, scale=scale)
+        return self._attend(q, kv, meta, form, scale)[..., : v.shape[-1]]
 
-    def attention_trials(self, heads: Heads) -> Iterator[Trial]:
-        """The one form that there is, for heads that it takes."""
+    def _attend(self, q: Tensor, kv: PagedKV, meta: AttnMeta, form: Form, scale: float) -> Tensor:
+        """[T, num_q, P]; padding rows give zeros."""
+        num_kv, width = self.cached_heads(kv)
+        tokens, num_q = meta.cu_q[-1], q.shape[1]
+        wide, call = self.widened(q[:tokens], width), meta.device_state["call"]
+        found = tiled_attention.attend(
+            wide, kv, meta.block_table, call, form, (num_q, num_kv), scale
+        )
+        if tokens == q.shape[0]:
+            return found
+        out = found.new_zeros((q.shape[0], num_q, width))
+        out[:tokens] = found
+        return out
+
+    def attention_forms(self, heads: Heads) -> Sequence[Form]:
+        """Every form that there is, for heads that the operators take."""
         if heads.window or heads.sinks or heads.size * self.block_size > _LARGEST_BLOCK:
-            return
+            return ()
+        return tiled_attention.FORMS
+
+    def attention_error(self, heads: Heads, form: Form) -> tuple[float, float]:
+        """On steps of one token a row, which have an operator of their own, and on others."""
         sizes = (heads.num_q, heads.num_kv, heads.size)
-        batch = TellingBatch.draw(self.dtype, self.block_size, sizes)
+        batches = [
+            TellingBatch.draw(self.dtype, self.block_size, sizes, chunks=chunks)
+            for chunks in (False, True)
+        ]
+        return max(self._error(batch, heads, form) for batch in batches), batches[0].tolerance
+
+    def _error(self, batch: TellingBatch, heads: Heads, form: Form) -> float:
         spec = KVSpec(heads.num_kv, heads.size, heads.size, self.dtype)
         kv = self.alloc_kv(spec, len(batch.kv.k))
         for block in range(len(batch.kv.k)):
             self.import_block(kv, block, batch.kv.k[block], batch.kv.v[block])
-        counts = [
-            end - start for start, end in zip([0, *batch.call.ends], batch.call.ends, strict=False)
-        ]
+        counts = [end - start for start, end in pairwise([0, *batch.call.ends])]
         table, q = batch.call.table.to(self.device), batch.q.to(self.device)
         slots = torch.zeros(len(q), dtype=torch.int32, device=self.device)
         meta = self.make_meta(counts, batch.call.kv_lens, table, slots)
-        error = batch.error(self.paged_attention(q, q, q, kv, meta, scale=batch.scale))
-        yield Trial(Form("NZ"), error, error <= batch.tolerance)
+        return batch.error(self._attend(q, kv, meta, form, batch.scale))
 
 
 def _tiled(kv: PagedKV) -> TiledKV:

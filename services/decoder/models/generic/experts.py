@@ -16,7 +16,7 @@ from services.decoder.models.generic.attention import NotServed
 from services.decoder.ranks.rank_group import RankGroup
 from services.decoder.ranks.share import Share
 from services.decoder.steps.attention_meta import Packed
-from services.decoder.weights.linear_weight import LinearWeight, in_memory
+from shared.weights.linear_weight import LinearWeight, in_memory
 
 NAME = "tessera"  # as an experts implementation of transformers
 

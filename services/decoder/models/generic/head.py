@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.models.generic.linears.taken_linear import TakenLinear
 from services.decoder.steps.attention_meta import Packed
-from services.decoder.weights.linear_weight import LinearWeight, in_memory
+from shared.weights.linear_weight import LinearWeight, in_memory
 
 _ROWS = 3
 

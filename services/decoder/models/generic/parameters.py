@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.steps.attention_meta import Packed
-from services.decoder.weights.linear_weight import in_memory
+from shared.weights.linear_weight import in_memory
 
 # Rows from which on torch's float32 products on a CPU round alike (`devices/cpu/torch_ops.py`).
 _ROWS = 16

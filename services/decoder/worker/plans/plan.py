@@ -1,6 +1,6 @@
 """A step plan as numpy arrays, checked for form: what does not depend on the decoder's state."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -18,7 +18,7 @@ from shared.step_columns import (
     parallel_columns,
 )
 from tessera.artifact.v1.artifact_pb2 import ArtifactRef
-from tessera.decoder.v1.decoder_pb2 import NewSequence, StepPlan
+from tessera.decoder.v1.decoder_pb2 import LoadAdapter, NewSequence, StepPlan
 
 # By what keeps something of a new sequence (`KeptBySlot`) what is being prepared for it.
 Prepared: TypeAlias = "Mapping[Hashable, Future[object]]"
@@ -51,6 +51,10 @@ class Plan(PlanColumns[Ints]):
     sealed_hashes: bytes
     # Of each of `new`, where something is being prepared.
     prepared: "Sequence[Prepared]" = field(default=(), init=False)
+    load_adapters: Sequence[LoadAdapter] = ()
+    unload_adapters: Sequence[str] = ()
+    # Of each of `load_adapters`: adds it to the model, once it is read.
+    reading: "Sequence[Future[Callable[[], None]]]" = field(default=(), init=False)
     drafts: Drafts | None = None  # None in a plan without
 
 
@@ -89,6 +93,8 @@ def read_plan(message: StepPlan, limits: Limits) -> Plan:
         release=message.release,
         sealed_hashes=message.sealed_hashes,
         drafts=drafts,
+        load_adapters=message.load_adapters,
+        unload_adapters=message.unload_adapters,
         **arrays,
     )
 

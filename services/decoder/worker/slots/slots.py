@@ -37,7 +37,7 @@ class SlotTable:
         adapters: Mapping[str, int] | None = None,
     ) -> None:
         """`rotary_axes` is 0 where a token's rotary position is its index; media_ids, adapters: see `DecoderModel`."""
-        self._adapters = adapters or {}
+        self._adapters = {} if adapters is None else adapters
         self.block_size = block_size
         self.known = np.zeros(max_slots, bool)
         self.failed = np.zeros(max_slots, bool)
@@ -233,7 +233,7 @@ class SlotTable:
             raise InvalidRequest(
                 "ADAPTER_CHANGED",
                 f"this decoder has no adapter with the digest {lora_id[:64]}: give all services the same"
-                " --lora-modules",
+                " --lora-modules and --allowed-adapter-dir",
                 field="lora_id",
             )
         return number

@@ -120,18 +120,45 @@ class CountBody(_Body):
     messages: Annotated[
         list[Turn] | None,
         about(
-            "at least one turn; where the last one is the assistant's the answer goes on with it",
+            "turns of `user`, `assistant` and `system`; a text, or blocks: `text`, `image` (`base64` or `url`), in"
+            " turns of the assistant `thinking` and `tool_use`, in those of the user `tool_result` (a text, or blocks"
+            " of text and images). Where the last turn is the assistant's, the answer goes on with it",
             example=[{"role": "user", "content": "What is there?"}],
         ),
     ] = None
     system: Annotated[str | list[Block] | None, about("a text, or blocks of text", "none")] = None
-    tools: Annotated[list[Tool] | None, about("tools that the client runs", "none")] = None
-    tool_choice: Annotated[ToolChoice | None, about("whether tools are called", "auto")] = None
+    tools: Annotated[
+        list[Tool] | None,
+        about(
+            "`name`, `description`, `input_schema`, `strict`; tools of other types than `custom`, which Anthropic's"
+            " server or models bring, are refused",
+            "none",
+        ),
+    ] = None
+    tool_choice: Annotated[
+        ToolChoice | None,
+        about(
+            "`auto`, `any` (at least one call), `tool` with its `name`, `none`; `disable_parallel_tool_use` leaves all"
+            " calls but the first one out",
+            "auto",
+        ),
+    ] = None
     thinking: Annotated[
-        Thinking | None, about("whether the model thinks before it answers", "the template's")
+        Thinking | None,
+        about(
+            "`enabled` and `adaptive` give `enable_thinking: true` to the chat template, `disabled` false, and leaves"
+            ' thoughts out of the reply, as `display: "omitted"` does. `budget_tokens` bounds thoughts, and is given to'
+            " the template as `thinking_budget`",
+            "the template's",
+        ),
     ] = None
     output_config: Annotated[
-        OutputConfig | None, about("how hard to think, and the form of the answer")
+        OutputConfig | None,
+        about(
+            "`effort` is given to the template as `reasoning_effort`; `format` with a `json_schema` is the form of the"
+            " answer",
+            "none",
+        ),
     ] = None
     cache_control: Annotated[msgspec.Raw, about("accepted, without effect")] = _NONE
 
@@ -143,7 +170,9 @@ class MessagesBody(CountBody):
         Whole | None,
         about("1 to the model's length; with the prompt not above it", "checkpoint", example=50),
     ] = None
-    metadata: Annotated[Metadata | None, about("about the request")] = None
+    metadata: Annotated[
+        Metadata | None, about("`user_id`: the tenant where no key is checked, as `user`")
+    ] = None
     service_tier: str | None = None
     stop_sequences: Annotated[
         list[str] | None, about("up to 16 texts that end the answer", "none")

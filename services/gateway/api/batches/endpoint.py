@@ -13,6 +13,7 @@ from services.gateway.api.batches.schema import (
     Deleted,
     FileObject,
     FilePage,
+    UploadBody,
 )
 from services.gateway.api.batches.uploads import Uploads
 from services.gateway.api.error_object import error_reply
@@ -36,7 +37,7 @@ class BatchesEndpoint:
 
     def __init__(self, uploads: Uploads, files: Files, batches: Batches) -> None:
         self.routes: Sequence[Route] = (
-            Route("POST", "/v1/files", uploads.upload, reply=FileObject),
+            Route("POST", "/v1/files", uploads.upload, reply=FileObject, form=UploadBody),
             Route("GET", "/v1/files", files.all, reply=FilePage, query={**_PAGE, **_FILES}),
             Route("GET", "/v1/files/*", files.one, reply=FileObject),
             Route("DELETE", "/v1/files/*", files.delete, reply=Deleted),

@@ -17,6 +17,19 @@ from shared.queue.batch_store import COMPLETED, FAILED, StoredBatch
 _KEEP_S = b"120"
 # Statuses that the same request need not get later: a full queue, a service that is away.
 _LATER = frozenset({429, 503})
+# Reasons as passing: the line was not begun within a time that is meant for those who wait for an answer.
+_NOT_BEGUN = frozenset({"QUEUE_TIMEOUT"})
+# What was computed was lost, or took too long on the way there: it may go well next time, and is not tried for ever.
+_AGAIN = frozenset(
+    {
+        "FIRST_TOKEN_TIMEOUT",
+        "GRAMMAR_TIMEOUT",
+        "MODEL_CHANGED",
+        "PREPARE_TIMEOUT",
+        "STREAM_DIVERGED",
+    }
+)
+_MOST_AGAIN = 5
 _PAUSES = Backoff(first_s=0.5, longest_s=15.0)
 _ROOM_YET_S = 1.0
 
@@ -87,8 +100,9 @@ class LineRuns:
             self._calls.pop(raw.number, None)
 
     async def _reply(self, number: int, asked: Asked) -> InnerReply:
-        """The reply to a line. While the queue is full or a service is away it is sent again."""
-        batch, failures = self._batch, 0
+        """The reply to a line. It is sent again while the queue is full or a service is away, and a few times where its
+        answer was lost."""
+        batch, failures, losses = self._batch, 0, 0
         headers = [
             (b"idempotency-key", f"batch/{batch.id}/{number}".encode()),
             (b"x-tessera-priority", b"batch"),
@@ -98,7 +112,9 @@ class LineRuns:
             call = self._parts.inner_calls.post(batch.endpoint, headers, asked.body, batch.tenant)
             self._calls[number] = call
             reply = await call.answer()
-            if reply.status not in _LATER:
+            if reply.reason in _AGAIN:
+                losses += 1
+            if not _may_come(reply, losses):
                 return reply
             failures += 1
             await asyncio.sleep(_PAUSES.pause_s(failures))
@@ -114,3 +130,10 @@ class LineRuns:
             except Unavailable:
                 failures += 1
                 await asyncio.sleep(_PAUSES.pause_s(failures))
+
+
+def _may_come(reply: InnerReply, losses: int) -> bool:
+    """Whether there may be another reply to the same line; `losses`: how often its answer was lost."""
+    if reply.status in _LATER or reply.reason in _NOT_BEGUN:
+        return True
+    return reply.reason in _AGAIN and losses <= _MOST_AGAIN

@@ -19,7 +19,8 @@ _ROUNDS_A_LEASE = 5
 
 
 class BatchRunner:
-    """Begins with the gateway, and ends with it: what is under way then goes on elsewhere."""
+    """Begins with the gateway, and ends with it: what is under way then goes on elsewhere, at once where it has time to
+    say so."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -31,6 +32,7 @@ class BatchRunner:
         self._has_room = True
         self._woken = asyncio.Event()
         parts.work.keep_up("running batches", self._rounds)
+        parts.work.at_end(self._release)
 
     def wake(self) -> None:
         """There is something new: the next round begins at once."""
@@ -48,11 +50,15 @@ class BatchRunner:
         finally:
             await tasks.end(*(task for _, task in self._runs.values()))
 
+    async def _release(self) -> None:
+        if self._led:
+            with contextlib.suppress(Unavailable):  # else they run out
+                await self._parts.batches.release(self._gateway, self._led)
+
     async def _round(self) -> None:
         store = self._parts.batches
-        led = await store.lease(
-            self._gateway, round(self._lease_s * 1000), _MOST_BATCHES, self._led
-        )
+        most = len(self._led) if self._parts.health.is_draining else _MOST_BATCHES
+        led = await store.lease(self._gateway, round(self._lease_s * 1000), most, self._led)
         self._has_room = led.bytes <= store.limit_bytes
         self._led = [*led.statuses]
         for batch_id, (_, task) in self._runs.items():

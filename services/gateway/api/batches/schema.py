@@ -42,6 +42,24 @@ class FilePage(msgspec.Struct, kw_only=True):
     has_more: bool
 
 
+class UploadFields(msgspec.Struct, kw_only=True):
+    """What a form says of its file."""
+
+    purpose: Annotated[str | None, about("batch", example="batch")] = None
+    anchor: Annotated[str | None, about("created_at; with the seconds alone")] = msgspec.field(
+        default=None, name="expires_after[anchor]"
+    )
+    seconds: Annotated[
+        str | None, about("for how long the file is kept: 3,600 to 2,592,000", "`--file-keep`")
+    ] = msgspec.field(default=None, name="expires_after[seconds]")
+
+
+class UploadBody(UploadFields, kw_only=True):
+    """POST /v1/files: a file with a request in each line."""
+
+    file: Annotated[bytes, about("the file itself, in a part with a filename")]
+
+
 class ExpiresAfter(msgspec.Struct, kw_only=True):
     """For how long the files of a batch are kept."""
 
@@ -55,19 +73,37 @@ class BatchRequest(msgspec.Struct, kw_only=True):
     """POST /v1/batches."""
 
     input_file_id: Annotated[
-        str | None, about("a file of /v1/files with a request in each line", example="file-0")
+        str | None,
+        about(
+            "a file of one's own, of at most 50,000 lines; until the batch has ended it cannot be deleted, and is kept"
+            " as long as the batch",
+            example="file-0",
+        ),
     ] = None
     endpoint: Annotated[
-        str | None, about("the url of all lines", example="/v1/chat/completions")
+        str | None,
+        about(
+            "the `url` of all lines: `/v1/chat/completions`, `/v1/completions`, `/v1/responses` or `/v1/messages`",
+            example="/v1/chat/completions",
+        ),
     ] = None
     completion_window: Annotated[
         str | None,
-        about("how long it may take: s, m, h or d behind a number, up to 30d", example="24h"),
+        about(
+            "how long it may take, such as `24h`; `s`, `m`, `h` or `d`, up to `30d`", example="24h"
+        ),
     ] = None
-    metadata: Annotated[dict[str, str] | None, about("up to 16 texts, repeated in replies")] = None
+    metadata: Annotated[
+        dict[str, str] | None,
+        about("up to 16 texts of up to 512 characters under names of up to 64", "none"),
+    ] = None
     output_expires_after: Annotated[
         ExpiresAfter | None,
-        about("for how long the files that it writes are kept", "--file-keep"),
+        about(
+            '`{"anchor": "created_at", "seconds": ...}`, 3,600 to 2,592,000: for how long the files that it writes are'
+            " kept",
+            "`--file-keep`",
+        ),
     ] = None
 
 

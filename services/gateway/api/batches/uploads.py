@@ -1,14 +1,16 @@
 """POST /v1/files: a file that goes to Redis piece by piece while it comes."""
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from services.gateway.admission.caller import Caller, tenant_of
 from services.gateway.api.batches.file_objects import file_object
+from services.gateway.api.batches.schema import UploadFields
 from services.gateway.api.batches.upload_form import UploadForm
 from services.gateway.api.parts import FileLimits
 from services.gateway.body_budget import BodyBudget
 from services.gateway.decoding.bounds import wrong
+from services.gateway.decoding.decode import convert
 from services.gateway.errors import BodyTooLarge
 from services.gateway.http.exchange import Exchange
 from services.gateway.lasting_work import LastingWork
@@ -64,7 +66,7 @@ class Uploads:
                 await written.add(form.feed(piece))
                 if written.size > self._limits.most_bytes:
                     raise _too_large(self._limits.most_bytes)
-            fields = form.finish()
+            fields = convert(form.finish(), UploadFields)
             keep_ms = _keep_ms(fields, self._limits.keep_ms)
             pieces = await written.end()
             there = await self._store.finish(
@@ -121,15 +123,15 @@ class _Written:
         self._pieces += 1
 
 
-def _keep_ms(fields: Mapping[str, str], usual_ms: int) -> int:
+def _keep_ms(fields: UploadFields, usual_ms: int) -> int:
     """For how long the fields of a form ask to keep its file. Raises InvalidRequest naming a field."""
-    purpose = fields.get("purpose", "")
+    purpose = fields.purpose or ""
     if purpose != INPUT:
         raise wrong(
             "purpose",
             f"must be {INPUT}, not {purpose[:24]!r}: this server reads files for /v1/batches alone",
         )
-    anchor, seconds = fields.get("expires_after[anchor]"), fields.get("expires_after[seconds]")
+    anchor, seconds = fields.anchor, fields.seconds
     if anchor is None and seconds is None:
         return usual_ms
     given = seconds or ""

@@ -23,7 +23,8 @@ from inference.inference_pb2 import (
     ServerReadyRequest,
     ServerReadyResponse,
 )
-from services.gateway.api.grpc_generating import GrpcGenerating, Read, until_done
+from services.gateway.api.grpc_calls import until_done
+from services.gateway.api.grpc_generating import GrpcGenerating, Read
 from services.gateway.api.kserve.grpc_requests import Call, check_version, read_message
 from services.gateway.api.kserve.infer import Wanted, output_tensor
 from services.gateway.api.kserve.information import EXTENSIONS, INPUTS, OUTPUTS, PLATFORM, dims
@@ -77,7 +78,7 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
     async def ModelMetadata(
         self, request: ModelMetadataRequest, context: Context
     ) -> ModelMetadataResponse:
-        """The tensors of the model. Raises NotFound."""
+        """The tensors of the model, or of an adapter. Raises NotFound."""
         self._check(request.name, request.version)
         about = ModelMetadataResponse.TensorMetadata
         inputs, outputs = (
@@ -85,7 +86,7 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
             for some in (INPUTS, OUTPUTS)
         )
         return ModelMetadataResponse(
-            name=self._model.name,
+            name=request.name,
             versions=[VERSION],
             platform=PLATFORM,
             inputs=inputs,
@@ -107,7 +108,7 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
                 async for response in self._stream(request, context):
                     yield ModelStreamInferResponse(infer_response=response)
             except ServingError as error:
-                failed = ModelInferResponse(id=request.id, model_name=self._model.name)
+                failed = ModelInferResponse(id=request.id, model_name=request.model_name)
                 failed.parameters[_FINAL].CopyFrom(InferParameter(bool_param=True))
                 yield ModelStreamInferResponse(error_message=error.message, infer_response=failed)
 

@@ -50,10 +50,10 @@ class Information:
 
     async def model(self, exchange: Exchange, caller: Caller) -> None:
         """GET /v2/models/{model}: the tensors of its requests and replies. Raises NotFound."""
-        self._check(exchange)
+        name = self._named(exchange)
         await exchange.reply(
             ModelReply(
-                name=self._model.name,
+                name=name,
                 versions=[VERSION],
                 platform=PLATFORM,
                 inputs=[_about(*one) for one in INPUTS],
@@ -63,14 +63,13 @@ class Information:
 
     async def model_ready(self, exchange: Exchange, caller: Caller) -> None:
         """GET /v2/models/{model}/ready: it can serve. Raises NotFound, Unavailable."""
-        self._check(exchange)
+        self._named(exchange)
         await self.ready(exchange, caller)
 
     async def config(self, exchange: Exchange, caller: Caller) -> None:
         """GET /v2/models/{model}/config: its configuration, as Triton writes it. Raises NotFound."""
-        self._check(exchange)
         content = {
-            "name": self._model.name,
+            "name": self._named(exchange),
             "platform": PLATFORM,
             "max_batch_size": 0,
             "input": [_configured(*one) for one in INPUTS],
@@ -79,8 +78,11 @@ class Information:
         }
         await exchange.respond(200, json.dumps(content).encode())
 
-    def _check(self, exchange: Exchange) -> None:
-        self._model.check_name(self._model_of(exchange.path))
+    def _named(self, exchange: Exchange) -> str:
+        """The name in the path: the model's, or that of an adapter. Raises NotFound."""
+        name = self._model_of(exchange.path)
+        self._model.check_name(name)
+        return name
 
 
 def dims(name: str) -> list[int]:

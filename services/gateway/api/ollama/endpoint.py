@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from services.gateway.admission.api_keys import BEARER
 from services.gateway.admission.caller import Caller
-from services.gateway.admission.request_options import RequestOptions
 from services.gateway.api.generating import Generating, Reader
 from services.gateway.api.ollama.embeddings import Embeddings
 from services.gateway.api.ollama.errors import error_reply
@@ -21,18 +20,16 @@ from services.gateway.api.ollama.schema import (
     ShowBody,
     Version,
 )
+from services.gateway.api.one_answer import written_by
 from services.gateway.api.parts import Api, Parts
-from services.gateway.decoding.decode import decode
-from services.gateway.following.answer import Answer
 from services.gateway.http.endpoint import ReplyForm, Route
 from services.gateway.http.exchange import Exchange
 from services.gateway.http.forms import ErrorReply
-from services.gateway.http.streams import write_stream
-from services.gateway.reading.data_urls import DecodedBody, InlineMedia
-from services.gateway.reading.valid_request import ValidRequest
 from shared.environment import unix_time
 from shared.errors import ServingError
 from tessera.scheduler.v1.queue_pb2 import ReplyKind
+
+_WRITE = written_by(LineWriter, whole)
 
 
 class OllamaEndpoint:
@@ -63,48 +60,25 @@ class Answers:
 
     def __init__(self, generating: Generating) -> None:
         self._generating = generating
+        self._chat = generating.reader(ChatBody, read_chat)
+        self._generate = generating.reader(GenerateBody, read_generate)
 
     async def chat(self, exchange: Exchange, caller: Caller) -> None:
         """POST /api/chat: an answer to a conversation."""
-        await self._answer(exchange, caller, self._read_chat, is_chat=True)
+        await self._answer(exchange, caller, self._chat, is_chat=True)
 
     async def generate(self, exchange: Exchange, caller: Caller) -> None:
         """POST /api/generate: an answer to a prompt."""
-        await self._answer(exchange, caller, self._read_generate, is_chat=False)
+        await self._answer(exchange, caller, self._generate, is_chat=False)
 
     async def _answer(
         self, exchange: Exchange, caller: Caller, read: Reader, *, is_chat: bool
     ) -> None:
         try:
-            await self._generating.answer(exchange, caller, read, _write)
+            await self._generating.answer(exchange, caller, read, _WRITE)
         except OnlyLoads:
             name = self._generating.model.name
             await exchange.respond(200, loaded(name, int(unix_time()), is_chat=is_chat))
-
-    def _read_chat(
-        self, exchange: Exchange, body: bytes
-    ) -> tuple[list[ValidRequest], RequestOptions]:
-        request, options = read_chat(decode(body, ChatBody), self._generating.model)
-        decoded = DecodedBody(options, body, InlineMedia())
-        return [request], self._generating.read_options(exchange, decoded)
-
-    def _read_generate(
-        self, exchange: Exchange, body: bytes
-    ) -> tuple[list[ValidRequest], RequestOptions]:
-        request, options = read_generate(decode(body, GenerateBody), self._generating.model)
-        decoded = DecodedBody(options, body, InlineMedia())
-        return [request], self._generating.read_options(exchange, decoded)
-
-
-async def _write(
-    exchange: Exchange, answers: Sequence[Answer], stream: bool, with_ids: bool
-) -> None:
-    [answer] = answers
-    if stream:
-        await write_stream(exchange, answers, [LineWriter(answer, with_ids)])
-        return
-    [outcome] = await answer.whole()
-    await exchange.respond_in_pieces(answer.slices.joined(whole(answer, outcome)))
 
 
 def _endpoint(parts: Parts) -> OllamaEndpoint:

@@ -25,7 +25,7 @@ _NO_OPTIONS = Options()
 def read_name(name: str | None, model: ServedModel) -> str:
     """The name without its tag: the model's, which None means too, or that of an adapter. Raises NotFound for another
     one."""
-    for known in (model.name, *model.adapters):
+    for known in (model.name, *model.adapters.keys()):
         if name in (None, known, known + _TAG):
             return known
     raise NotFound("MODEL_NOT_FOUND", f"model '{(name or '')[:256]}' not found", field="model")

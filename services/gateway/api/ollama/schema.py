@@ -17,7 +17,8 @@ class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         Whole | None, about("as `max_tokens`; -1 and -2 are no limit", "checkpoint")
     ] = None
     num_ctx: Annotated[
-        Whole | None, about("1 to the model's length, all of which is used whatever it says")
+        Whole | None,
+        about("1 to the model's length, all of which is used whatever it says; above it a 400"),
     ] = None
     seed: Whole | None = None
     stop: str | list[str] | None = None
@@ -50,19 +51,27 @@ class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class GeneratingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """What chat and generate have in common."""
 
-    model: str | None = None
+    model: Annotated[str | None, about("the served name, also with `:latest`", "the only one")] = (
+        None
+    )
     stream: Annotated[bool | None, about("false: one reply instead of lines", "true")] = None
     options: Annotated[Options | None, about("how to generate")] = None
     keep_alive: Annotated[
-        str | float | None, about("accepted, without effect: the model is always loaded")
+        str | float | None,
+        about("a duration or a number of seconds; without effect: the model is always loaded"),
     ] = None
     think: Annotated[
-        bool | str | None, about("false: the model does not think", "the template's")
+        bool | str | None,
+        about("false, which gives `enable_thinking: false` to the chat template", "the template's"),
     ] = None
     # Taken with the value that means "off" alone.
     format: Annotated[
         msgspec.Raw,
-        about("json for any JSON object, or a JSON schema: the form of the answer", "none"),
+        about(
+            '`"json"` for any JSON object, or a JSON schema: the form of the answer; for `"json"`, ask for JSON in the'
+            " prompt too",
+            "none",
+        ),
     ] = _NONE
     logprobs: Refused = _NONE
     top_logprobs: Refused = _NONE

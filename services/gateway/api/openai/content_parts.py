@@ -1,10 +1,15 @@
 """The parts of a message's content."""
 
 from services.gateway.api.openai.schema import ContentPart, MediaUrl
-from services.gateway.decoding.bounds import number, text, wrong
-from services.gateway.decoding.list_limits import LONGEST_UUID
-from services.gateway.reading.media import path_url, read_image_url, read_video_url
-from tessera.common.v1.media_pb2 import Modality
+from services.gateway.decoding.bounds import number, wrong
+from services.gateway.reading.media import (
+    check_item_name,
+    named_image,
+    named_video,
+    path_url,
+    read_image_url,
+    read_video_url,
+)
 from tessera.preprocess.v1.preprocess_pb2 import Media, Part, Video
 
 _DETAILS = (None, "", "auto", "low", "high")
@@ -33,7 +38,8 @@ def read_part(part: ContentPart, path: str) -> Part:
     InvalidRequest naming the field.
     """
     if part.uuid is not None:
-        _check_uuid(part, path)
+        is_text = part.text is not None if part.type is None else part.type == "text"
+        check_item_name(part.uuid, f"{path}.uuid", is_text=is_text)
     kind = _kind_by_key(part, path) if part.type is None else part.type
     match kind:
         case "text":
@@ -53,14 +59,6 @@ def read_part(part: ContentPart, path: str) -> Part:
                 f"{path}.type",
                 f"must be one of {', '.join(_TAKEN)}, not {kind[:32]!r}{_hint(kind)}",
             )
-
-
-def _check_uuid(part: ContentPart, path: str) -> None:
-    field = f"{path}.uuid"
-    if not text(field, part.uuid, LONGEST_UUID):
-        raise wrong(field, "must not be empty: leave it out for an item without a name")
-    if part.type == "text" or (part.type is None and part.text is not None):
-        raise wrong(field, "is for images and videos: leave it out of a text")
 
 
 def _kind_by_key(part: ContentPart, path: str) -> str:
@@ -89,7 +87,7 @@ def _named(value: str | None) -> str | None:
 
 def _image(value: str | MediaUrl | None, path: str, uuid: str | None) -> Media:
     if value is None and uuid is not None:
-        return Media(field=path, modality=Modality.MODALITY_IMAGE)
+        return named_image(path)
     if isinstance(value, MediaUrl) and value.detail not in _DETAILS:
         raise wrong(f"{path}.detail", "must be auto, low or high")
     return read_image_url(_url(value, path), path)
@@ -97,7 +95,7 @@ def _image(value: str | MediaUrl | None, path: str, uuid: str | None) -> Media:
 
 def _video(value: str | MediaUrl | None, path: str, uuid: str | None) -> Video:
     if value is None and uuid is not None:
-        return Video(field=path, modality=Modality.MODALITY_VIDEO)
+        return named_video(path)
     given = value.seconds_per_frame if isinstance(value, MediaUrl) else None
     pace = number(f"{path}.seconds_per_frame", given, 0.0, 0.0, _LONGEST_FRAME_S)
     return read_video_url(_url(value, path), path, pace)

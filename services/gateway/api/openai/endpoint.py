@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from services.gateway.admission.api_keys import BEARER
+from services.gateway.admission.api_keys import BEARER, X_API_KEY
 from services.gateway.api.error_object import error_reply
 from services.gateway.api.openai.completions import Completions
 from services.gateway.api.openai.message_replies import WRITERS
@@ -67,8 +67,9 @@ class OpenAiEndpoint:
                     ("/v2/rerank", scores.rerank, RerankRequest),
                 )
             ),
-            Route("GET", "/v1/models", models.all, reply=ModelList),
-            Route("GET", "/v1/models/**", models.one, reply=ModelCard),
+            # Clients of Anthropic's API list models too.
+            Route("GET", "/v1/models", models.all, reply=ModelList, key_headers=(X_API_KEY,)),
+            Route("GET", "/v1/models/**", models.one, reply=ModelCard, key_headers=(X_API_KEY,)),
             Route("POST", "/tokenize", tokenize, TokenizeRequest, TokenizeReply),
             Route("POST", "/v1/tokenize", tokenize, TokenizeRequest, TokenizeReply),
             Route("POST", "/detokenize", detokenize, DetokenizeRequest, DetokenizeReply),

@@ -30,7 +30,7 @@ class Models:
             id=name,
             created=self._model.created_unix_s,
             max_model_len=self._model.max_model_len,
-            parent=self._model.name if name in self._model.adapters else None,
+            parent=None if name == self._model.name else self._model.name,
             tasks=[task.value for task in self._model.tasks],
             parts=await self._parts.now(),
         )

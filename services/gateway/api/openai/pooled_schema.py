@@ -11,6 +11,7 @@ from services.gateway.api.openai.schema import ChatMessage
 from services.gateway.decoding.about import about
 from services.gateway.decoding.decode import Whole
 from services.gateway.reading.pooled import Inputs, PooledFields
+from services.gateway.reading.scored_texts import TextPairFields
 
 _NONE = msgspec.Raw()
 
@@ -21,22 +22,34 @@ class InputRequest(PooledFields, kw_only=True):
     input: Annotated[Inputs | None, about("a text, token ids, or up to 2048 of either")] = None
     messages: Annotated[
         list[ChatMessage] | None,
-        about("one conversation, by the chat template, in place of `input`"),
+        about("one conversation, by the chat template, with its media, in place of `input`"),
     ] = None
     chat_template_kwargs: Annotated[
-        msgspec.Raw, about("an object: variables for the chat template")
+        msgspec.Raw, about("of `messages`: an object, variables for the chat template", "`{}`")
     ] = _NONE
     add_generation_prompt: Annotated[
-        bool | None, about("whether the prompt ends with the begin of the assistant's turn")
+        bool | None,
+        about(
+            "of `messages`: whether the prompt ends with the begin of the assistant's turn", "false"
+        ),
     ] = None
     continue_final_message: Annotated[
-        bool | None, about("whether the prompt ends where the last message does")
+        bool | None,
+        about("of `messages`: whether the prompt ends where the last message does", "false"),
     ] = None
     prompt_name: Annotated[
-        str | None, about("the name of a text of the model's files that goes before each text")
+        str | None,
+        about(
+            "a name of `prompts` in `config_sentence_transformers.json`: that text goes before each text",
+            "`default_prompt_name`",
+        ),
     ] = None
     use_activation: Annotated[
-        bool | None, about("whether vectors get the length 1, logits become probabilities")
+        bool | None,
+        about(
+            "whether vectors get the length 1, logits become probabilities",
+            "as the model's files say",
+        ),
     ] = None
 
 
@@ -44,33 +57,32 @@ class EmbeddingRequest(InputRequest, kw_only=True):
     """POST /v1/embeddings: vectors of texts, or of a conversation."""
 
     encoding_format: Annotated[
-        str | None, about("`float`, or `base64` of little-endian float32")
+        str | None,
+        about("not of `/classify`: `float`, or `base64` of little-endian float32", "`float`"),
     ] = None
     dimensions: Annotated[
-        Whole | None, about("keeps so many numbers, where the model is made for it")
+        Whole | None,
+        about(
+            "not of `/classify`: keeps so many numbers, where `config.json` has `is_matryoshka: true` or lists them in"
+            " `matryoshka_dimensions`; else a 400",
+            "all",
+        ),
     ] = None
-    normalize: Annotated[bool | None, about("the older name of `use_activation`")] = None
+    normalize: Annotated[
+        bool | None, about("not of `/classify`: the older name of `use_activation`")
+    ] = None
 
 
 class PoolingRequest(EmbeddingRequest, kw_only=True):
     """POST /pooling: whatever the model gives of texts, or of a conversation."""
 
-    task: Annotated[str | None, about("a task of the server")] = None
+    task: Annotated[
+        str | None, about("of `/pooling` alone: a task of the server", "its first one")
+    ] = None
 
 
 class ClassifyRequest(InputRequest, kw_only=True):
     """POST /classify: labels of texts, or of a conversation."""
-
-
-class TextPairFields(PooledFields, kw_only=True):
-    """What a query and texts are scored by."""
-
-    instruction: Annotated[
-        str | None, about('what a model that answers "yes" or "no" is told to look for')
-    ] = None
-    use_activation: Annotated[
-        bool | None, about("whether vectors get the length 1, logits become probabilities")
-    ] = None
 
 
 class ScoreRequest(TextPairFields, kw_only=True):
@@ -95,6 +107,8 @@ class RerankRequest(TextPairFields, kw_only=True):
     """POST /rerank: texts by how well they answer a query."""
 
     query: Annotated[str | None, about("what is searched for")] = None
-    documents: Annotated[list[str | TextDocument] | None, about("texts that are scored")] = None
-    top_n: Annotated[Whole | None, about("how many come back")] = None
-    return_documents: Annotated[bool | None, about("whether with their texts")] = None
+    documents: Annotated[
+        list[str | TextDocument] | None, about('texts that are scored; one may be `{"text": ...}`')
+    ] = None
+    top_n: Annotated[Whole | None, about("how many come back", "all")] = None
+    return_documents: Annotated[bool | None, about("whether with their texts", "true")] = None

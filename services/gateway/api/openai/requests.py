@@ -4,8 +4,6 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-import msgspec
-
 from services.gateway.api.openai.content_parts import read_part
 from services.gateway.api.openai.schema import (
     CalledFunction,
@@ -37,6 +35,7 @@ from services.gateway.reading.generation import (
     read_generation,
     text_prompt,
 )
+from services.gateway.reading.json_field import object_text
 from services.gateway.reading.logprob_fields import chat_logprobs, completion_logprobs
 from services.gateway.reading.prompt_parts import marked_prompt
 from services.gateway.reading.unsupported import is_off, unsupported
@@ -110,7 +109,9 @@ def read_conversation(body: ChatRequest | TokenizeRequest, tools: Tools) -> Prep
     prepare = PrepareRequest()
     # Filled in place: protobuf copies what is assigned.
     conversation = prepare.conversation
-    conversation.chat_template_kwargs_json = _template_kwargs(body.chat_template_kwargs)
+    conversation.chat_template_kwargs_json = object_text(
+        "chat_template_kwargs", body.chat_template_kwargs, LONGEST_TEMPLATE_KWARGS
+    )
     conversation.add_generation_prompt = body.add_generation_prompt is not False
     conversation.tools_json = tools.json
     read_template_fields(body, conversation)
@@ -171,22 +172,6 @@ def _opens_a_turn(asked: bool | None) -> bool:
             "cannot be true beside continue_final_message: the last message is gone on with",
         )
     return False
-
-
-def _template_kwargs(raw: msgspec.Raw) -> str:
-    """The settings as JSON; empty where there are none."""
-    field, given = "chat_template_kwargs", bytes(raw)
-    if given in (b"", b"null", b"{}"):
-        return ""
-    if len(given) > LONGEST_TEMPLATE_KWARGS:
-        limit = f"must not be longer than {LONGEST_TEMPLATE_KWARGS} bytes as JSON"
-        raise wrong(field, limit)
-    if not given.startswith(b"{"):
-        raise wrong(field, "must be an object", "INVALID_TYPE")
-    try:
-        return json.dumps(json.loads(given))
-    except ValueError as error:
-        raise wrong(field, f"cannot be passed on: {error}") from None
 
 
 def _prompts(body: CompletionRequest, model: ServedModel) -> list[Prompt]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 
@@ -24,10 +23,12 @@ from services.gateway.reading.calls.tools import read_tools
 from services.gateway.reading.data_urls import InlineMedia, decode_with_media
 from services.gateway.reading.generation import Prompt, conversation_prompt
 from services.gateway.reading.pooled import (
-    read_dimensions,
+    finishing,
     read_inputs,
     read_pooled_prompt,
     read_prompt_name,
+    read_task,
+    require_messages_alone,
 )
 
 _EMBEDDINGS, _CLASSES, _POOLED = "embd-", "classify-", "pool-"
@@ -64,8 +65,8 @@ class Vectors:
 
     def _read_pooled(self, exchange: Exchange, body: bytes) -> PooledBody:
         decoded = decode_with_media(body, PoolingRequest, media_urls)
-        content, task = decoded.content, self._pooling.model.tasks[0]
-        pooled = self._pooling.served(_named_task(content.task, task))
+        content, model = decoded.content, self._pooling.model
+        pooled = self._pooling.served(read_task(content.task, model))
         finish, encoding = _finishing(content, pooled), _encoding(content)
 
         def data(found: Sequence[PooledPrompt]) -> Iterator[str]:
@@ -120,9 +121,7 @@ class Vectors:
             if len(prompts) == 1 and not _is_list_of_prompts(content.input):
                 return prompts, ["input"]
             return prompts, [f"input[{index}]" for index in range(len(prompts))]
-        for name in ("input", "prompt_name"):
-            if getattr(content, name) is not None:
-                raise wrong(name, "cannot be combined with messages: leave one of them out")
+        require_messages_alone(content.input, content.prompt_name)
         asked = TokenizeRequest(
             messages=content.messages,
             chat_template_kwargs=content.chat_template_kwargs,
@@ -140,14 +139,15 @@ def _is_list_of_prompts(inputs: object) -> bool:
 
 def _finishing(content: InputRequest, pooled: PooledModel) -> Callable[[Floats], Floats]:
     """From a vector as decoders give it to what a reply shows. Raises InvalidRequest."""
-    activates, dimensions = content.use_activation, pooled.width
+    activates = content.use_activation
+    dimensions: float | None = None
     if isinstance(content, EmbeddingRequest):
-        dimensions = read_dimensions(content.dimensions, pooled)
+        dimensions = content.dimensions
         if content.normalize is not None:
             if activates not in (None, content.normalize):
                 raise wrong("normalize", "contradicts use_activation: leave one of them out")
             activates = content.normalize
-    return partial(pooled.finished, dimensions=dimensions, activates=activates)
+    return finishing(pooled, dimensions, activates)
 
 
 def _encoding(content: EmbeddingRequest) -> str:
@@ -155,13 +155,3 @@ def _encoding(content: EmbeddingRequest) -> str:
     if encoding not in (FLOAT, BASE64):
         raise wrong("encoding_format", f"must be {FLOAT} or {BASE64}, not {encoding[:32]!r}")
     return encoding
-
-
-def _named_task(name: str | None, own: Task) -> Task:
-    """The task that a body names; the server's own where it names none."""
-    if name is None:
-        return own
-    known = [task.value for task in Task if task is not Task.GENERATE]
-    if name not in known:
-        raise wrong("task", f"must be one of {', '.join(known)}, not {name[:32]!r}")
-    return Task(name)

@@ -132,46 +132,78 @@ class ResponseBody(_Body):
 
     model: str | None = None
     input: Annotated[
-        str | list[Item] | None, about("a text, or items in their order", example="What is there?")
+        str | list[Item] | None,
+        about(
+            "a text, or items: messages (`role` user, assistant, system or developer; a text, or parts `input_text`,"
+            " `input_image` with an `image_url`, `output_text`, `refusal`), `function_call`, `function_call_output` (a"
+            " text or such parts), `reasoning`, `item_reference` to an item of a kept response",
+            example="What is there?",
+        ),
     ] = None
     instructions: Annotated[
         str | None, about("the system message, of this response alone", "none")
     ] = None
     previous_response_id: Annotated[
         str | None,
-        about("a kept response: what it was made of and what it said stand before `input`", "none"),
+        about(
+            "a kept response: its input, its output and what came before them stand before `input`",
+            "none",
+        ),
     ] = None
     store: Annotated[bool | None, about("whether the response is kept", "true")] = None
     background: Annotated[
         bool | None,
-        about("true: the reply comes at once, the answer is made whoever listens", "false"),
+        about(
+            "true: the reply comes at once (`queued`), the answer is made whoever listens", "false"
+        ),
     ] = None
     metadata: Annotated[
         dict[str, str] | None,
-        about("up to 16 texts of up to 512 characters, repeated in the response", "{}"),
+        about(
+            "up to 16 texts of up to 512 characters under names of up to 64; repeated in the response",
+            "`{}`",
+        ),
     ] = None
-    include: Annotated[list[str] | None, about("accepted, without effect")] = None
+    include: Annotated[
+        list[str] | None, about("accepted, without effect, but not with log-probabilities")
+    ] = None
     stream: bool | None = None
     stream_options: Annotated[StreamOptions | None, about("accepted, without effect")] = None
     # What the model may do, and how it answers.
     tools: Annotated[
         msgspec.Raw,
         about(
-            "functions that the model may call; tools of other types are repeated, and the model is not told of them",
+            "functions (`name`, `description`, `parameters`, `strict`). Tools of other types, which OpenAI would run,"
+            " are repeated in the response, and the model is not told of them",
             "none",
         ),
     ] = _NONE
     tool_choice: Annotated[
-        msgspec.Raw, about("auto, none, required, a function by its name, or allowed_tools", "auto")
+        msgspec.Raw,
+        about(
+            '"auto", "none", "required", `{"type": "function", "name": ...}`, `{"type": "allowed_tools", "mode",'
+            ' "tools"}`: the model is told of these alone',
+            '"auto"',
+        ),
     ] = _NONE
     parallel_tool_calls: Annotated[
         bool | None, about("false leaves all calls but the first one out", "true")
     ] = None
-    reasoning: Annotated[Reasoning | None, about("how hard to think")] = None
-    text: Annotated[
-        TextConfig | None, about("the form of the answer, and how long it is to be")
+    reasoning: Annotated[
+        Reasoning | None,
+        about(
+            "`effort` as `reasoning_effort` of chats; thoughts are given whole, whatever `summary` says"
+        ),
     ] = None
-    truncation: Annotated[str | None, about("disabled", "disabled")] = None
+    text: Annotated[
+        TextConfig | None,
+        about(
+            "`format` (`text`, `json_object`, `json_schema`) is the form of the answer; `verbosity` is given to the"
+            " chat template under this name",
+            "text",
+        ),
+    ] = None
+    truncation: Annotated[str | None, about('"disabled" alone', '"disabled"')] = None
     # Which tokens, and how many.
     max_output_tokens: Annotated[
         Whole | None,
@@ -179,7 +211,7 @@ class ResponseBody(_Body):
     ] = None
     temperature: float | None = None
     top_p: float | None = None
-    top_logprobs: Annotated[Whole | None, about("0", "0")] = None
+    top_logprobs: Annotated[Whole | None, about("0 alone", "0")] = None
     # Who asks, and with what urgency.
     user: str | None = None
     service_tier: str | None = None

@@ -6,19 +6,21 @@ from services.gateway.admission.api_keys import BEARER
 from services.gateway.api.error_object import error_reply
 from services.gateway.api.parts import Api, Parts
 from services.gateway.api.tessera.grpc_chat import ChatServicer
+from services.gateway.api.tessera.grpc_vectors import VectorServicer
 from services.gateway.api.tessera.information import Information
 from services.gateway.api.tessera.requests import Requests
 from services.gateway.http.endpoint import Route
 from services.gateway.http.forms import ErrorReply
 from shared.errors import ServingError
 from shared.net.rpc.server import RpcServer
-from tessera.gateway.v1 import chat_pb2, chat_pb2_grpc
+from tessera.gateway.v1 import chat_pb2, chat_pb2_grpc, vectors_pb2, vectors_pb2_grpc
 
 _USER = {"user": "the `user` of the request, where the server has no keys"}
 _AFTER = {
     "after": "the id of an event: those behind it come; the header Last-Event-ID says the same"
 }
-_SERVICE = chat_pb2.DESCRIPTOR.services_by_name["ChatService"].full_name
+_CHAT = chat_pb2.DESCRIPTOR.services_by_name["ChatService"].full_name
+_VECTORS = vectors_pb2.DESCRIPTOR.services_by_name["VectorService"].full_name
 
 
 class TesseraEndpoint:
@@ -60,8 +62,10 @@ def _endpoint(parts: Parts) -> TesseraEndpoint:
 
 def _add_grpc(server: RpcServer, parts: Parts) -> None:
     generating = parts.grpc_generating
-    servicer = ChatServicer(parts.model, parts.served_parts, parts.resumption, generating)
-    server.add(_SERVICE, chat_pb2_grpc.add_ChatServiceServicer_to_server, servicer)
+    chat = ChatServicer(parts.model, parts.served_parts, parts.resumption, generating)
+    server.add(_CHAT, chat_pb2_grpc.add_ChatServiceServicer_to_server, chat)
+    vectors = VectorServicer(parts.pooling, parts.grpc_pooling)
+    server.add(_VECTORS, vectors_pb2_grpc.add_VectorServiceServicer_to_server, vectors)
 
 
 TESSERA = Api(_endpoint, add_grpc=_add_grpc)

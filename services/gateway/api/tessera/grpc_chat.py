@@ -10,7 +10,12 @@ from services.gateway.admission.caller import tenant_of
 from services.gateway.admission.resume import Resumption
 from services.gateway.api.grpc_generating import GrpcGenerating, Read, closing
 from services.gateway.api.tessera.grpc_events import events
-from services.gateway.api.tessera.grpc_requests import read_chat, read_complete, read_options
+from services.gateway.api.tessera.grpc_requests import (
+    read_chat,
+    read_chat_options,
+    read_complete,
+    read_options,
+)
 from services.gateway.api.tessera.request_status import status_message
 from services.gateway.following.answer import Answer
 from services.gateway.model.served_model import ServedModel
@@ -52,7 +57,7 @@ class ChatServicer(chat_pb2_grpc.ChatServiceServicer):
         """Answers a conversation."""
 
         def read() -> Read:
-            options = read_options(request.model, request.options)
+            options = read_chat_options(request)
             return read_chat(request, options, self._model), options
 
         async for event in self._answer(request, read, "chat", context):
@@ -94,7 +99,8 @@ class ChatServicer(chat_pb2_grpc.ChatServiceServicer):
         parts = {name: _part(said) for name, said in (await self._parts.now()).items()}
         longest = self._model.max_model_len
         names = (self._model.name, *self._model.adapters)
-        models = [Model(id=name, max_model_len=longest, parts=parts) for name in names]
+        tasks = [task.value for task in self._model.tasks]
+        models = [Model(id=name, max_model_len=longest, parts=parts, tasks=tasks) for name in names]
         return ListModelsResponse(models=models)
 
     async def _answer(

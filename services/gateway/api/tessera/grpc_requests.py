@@ -6,13 +6,12 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.decoding.bounds import at_most, wrong
-from services.gateway.decoding.list_limits import MOST_FRAMES, MOST_IDS
+from services.gateway.api.tessera.grpc_conversation import as_raw, read_conversation
+from services.gateway.decoding.bounds import at_most
+from services.gateway.decoding.list_limits import MOST_IDS
 from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.calls.divided import divided
-from services.gateway.reading.calls.earlier import Called, read_call_id, read_calls
 from services.gateway.reading.calls.tools import ToolFields, read_template_fields, read_tools
-from services.gateway.reading.conversation import check_sizes, read_role
 from services.gateway.reading.generation import (
     Prompt,
     conversation_prompt,
@@ -21,19 +20,12 @@ from services.gateway.reading.generation import (
     text_prompt,
 )
 from services.gateway.reading.logprob_fields import chat_logprobs, completion_logprobs
-from services.gateway.reading.media import (
-    read_image_bytes,
-    read_image_url,
-    read_video_bytes,
-    read_video_frames,
-    read_video_url,
-)
 from services.gateway.reading.options import GenerationOptions
 from services.gateway.reading.structured.fields import StructuredOutputs
 from services.gateway.reading.valid_request import ValidRequest
 from tessera.gateway.v1 import chat_pb2
-from tessera.gateway.v1.chat_pb2 import ChatMessage, ChatRequest, CompleteRequest, ContentPart
-from tessera.preprocess.v1.preprocess_pb2 import Conversation, Message, Part, PrepareRequest, Video
+from tessera.gateway.v1.chat_pb2 import ChatRequest, CompleteRequest
+from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest
 from tessera.scheduler.v1.queue_pb2 import ReplyKind
 
 _NOTHING = msgspec.Raw()
@@ -41,15 +33,11 @@ _NOTHING = msgspec.Raw()
 
 def read_chat(request: ChatRequest, options: GenerationOptions, model: ServedModel) -> ValidRequest:
     """A conversation to answer. Raises InvalidRequest naming the field as REST does, or NotFound."""
-    check_sizes([len(message.content) for message in request.messages])
-    messages = [_message(m, f"messages[{i}]") for i, m in enumerate(request.messages)]
     fields = _tools(request)
     tools = read_tools(fields, model.forms)
-    conversation = Conversation(
-        messages=messages,
-        add_generation_prompt=not request.continue_final_message,
-        tools_json=tools.json,
-    )
+    conversation = read_conversation(request.messages, request.chat_template_kwargs_json)
+    conversation.add_generation_prompt = not request.continue_final_message
+    conversation.tools_json = tools.json
     read_template_fields(fields, conversation)
     asked = _given(request.options, "logprobs")
     logprobs = chat_logprobs(asked is not None, asked, model.max_logprobs)
@@ -72,6 +60,16 @@ def read_complete(
     logprobs = completion_logprobs(_given(request.options, "logprobs"), None, model.max_logprobs)
     prompt = _prompt(request, model)
     return read_generation(options, prompt, ReplyKind.REPLY_KIND_COMPLETION, logprobs, model)
+
+
+def read_chat_options(request: ChatRequest) -> GenerationOptions:
+    """Those of a conversation, which are its own beside those of all requests. Raises InvalidRequest."""
+    options = read_options(request.model, request.options)
+    if request.HasField("thinking_token_budget"):
+        options.thinking_token_budget = request.thinking_token_budget
+    options.mm_processor_kwargs = as_raw(request.mm_processor_kwargs_json)
+    options.media_io_kwargs = as_raw(request.media_io_kwargs_json)
+    return options
 
 
 def read_options(
@@ -155,10 +153,10 @@ def _tools(request: ChatRequest) -> ToolFields:
         choice = json.dumps(choice)
     several = request.parallel_tool_calls if request.HasField("parallel_tool_calls") else None
     return ToolFields(
-        tools=msgspec.Raw(request.tools_json.encode()),
-        tool_choice=msgspec.Raw(choice.encode()),
+        tools=as_raw(request.tools_json),
+        tool_choice=as_raw(choice),
         parallel_tool_calls=several,
-        documents=msgspec.Raw(request.documents_json.encode()),
+        documents=as_raw(request.documents_json),
         reasoning_effort=request.reasoning_effort or None,
         continue_final_message=request.continue_final_message,
     )
@@ -179,51 +177,3 @@ def _prompt(request: CompleteRequest, model: ServedModel) -> Prompt:
     if request.WhichOneof("prompt") == "text":
         return text_prompt(request.text)
     return ids_prompt(list(request.token_ids.ids), model)
-
-
-def _message(message: ChatMessage, path: str) -> Message:
-    role = read_role(message.role, path)
-    found = (Called(call.id, call.name, call.arguments) for call in message.tool_calls)
-    calls = read_calls(found, f"{path}.tool_calls")
-    if not message.content and not calls:
-        raise wrong(f"{path}.content", "must be a string or a list of at least one part")
-    parts = [_part(part, f"{path}.content[{i}]") for i, part in enumerate(message.content)]
-    alone = len(parts) == 1 and parts[0].WhichOneof("part") == "text"
-    return Message(
-        role=role,
-        content=parts,
-        is_string=alone or not parts,  # there is no other way to say so
-        tool_calls_json=calls,
-        tool_call_id=read_call_id(message.tool_call_id, f"{path}.tool_call_id"),
-        reasoning=message.reasoning,
-    )
-
-
-def _part(part: ContentPart, path: str) -> Part:
-    match part.WhichOneof("part"):
-        case "text":
-            return Part(text=part.text)
-        case "image":
-            return Part(media=read_image_bytes(part.image, f"{path}.image_url"))
-        case "image_url":
-            return Part(media=read_image_url(part.image_url, f"{path}.image_url"))
-        case None:
-            raise wrong(
-                f"{path}.type",
-                "is missing: a part must hold text, image, image_url, video, video_url or video_frames",
-            )
-        case _:
-            return Part(video=_video(part, f"{path}.video_url"))
-
-
-def _video(part: ContentPart, path: str) -> Video:
-    match part.WhichOneof("part"):
-        case "video":
-            return read_video_bytes(part.video, path)
-        case "video_url":
-            return read_video_url(part.video_url, path)
-        case _:
-            found = part.video_frames
-            if len(found.frames) > MOST_FRAMES:
-                raise wrong(path, f"must not hold more than {MOST_FRAMES} frames")
-            return read_video_frames(found.frames, path, found.seconds_per_frame)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from services.gateway.admission.caller import Caller
+from services.gateway.api.tessera.page import Page
 from services.gateway.health import Health
 from services.gateway.http.exchange import Exchange
 from services.gateway.release import release
@@ -13,7 +14,6 @@ from services.gateway.telemetry.metrics import Metrics
 from services.gateway.telemetry.reporter import Reporter
 
 _PAGE = Path(__file__).with_name("page.html")
-_HTML = b"text/html; charset=utf-8"
 _PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -32,12 +32,12 @@ class Information:
         self._metrics = metrics
         self._reporter = reporter
         self._open_answers = open_answers
-        self._page = _PAGE.read_bytes()
+        self._page = Page(_PAGE)
         self._version = release()
 
     async def page(self, exchange: Exchange, caller: Caller) -> None:
         """GET /: a page to try the model on."""
-        await exchange.respond(200, self._page, _HTML)
+        await self._page.send(exchange)
 
     async def live(self, exchange: Exchange, caller: Caller) -> None:
         """GET /health/live: this process answers."""

@@ -4,11 +4,11 @@ import json
 from typing import Any
 
 from services.gateway.api.error_object import error_object
-from services.gateway.endings import FINISH_NAMES
-from shared import errors
+from services.gateway.endings import FINISH_NAMES, failure_of
 from shared.queue import RequestState
 from tessera.common.v1.ending_pb2 import Ending, FinishReason
 from tessera.gateway.v1.chat_pb2 import ChoiceStatus, RequestStatus
+from tessera.scheduler.v1.queue_pb2 import ReplyFormat
 
 
 def status_message(state: RequestState) -> RequestStatus:
@@ -32,7 +32,9 @@ def status_message(state: RequestState) -> RequestStatus:
             ChoiceStatus(
                 tokens=count,
                 reason=ending.reason if ending else FinishReason.FINISH_REASON_UNSPECIFIED,
-                failure=ending.failure if ending and ending.HasField("failure") else None,
+                failure=failure_of(ending, head.reply).to_failure()
+                if ending and ending.HasField("failure")
+                else None,
             )
             for count, ending in zip(counts, state.endings, strict=True)
         ],
@@ -64,19 +66,19 @@ def status_body(state: RequestState) -> bytes:
             "total_tokens": state.prompt_tokens + sum(counts),
         },
         "choices": [
-            {"index": index, "tokens": count, **_end(ending)}
+            {"index": index, "tokens": count, **_end(ending, head.reply)}
             for index, (count, ending) in enumerate(zip(counts, state.endings, strict=True))
         ],
     }
     return json.dumps(content, ensure_ascii=False).encode()
 
 
-def _end(ending: Ending | None) -> dict[str, Any]:
+def _end(ending: Ending | None, reply: ReplyFormat) -> dict[str, Any]:
     if ending is None:
         return {"finish_reason": None}
     end: dict[str, Any] = {"finish_reason": FINISH_NAMES.get(ending.reason, "error")}
     if ending.HasField("failure"):
-        end["error"] = error_object(errors.from_failure(ending.failure))
+        end["error"] = error_object(failure_of(ending, reply))
     return end
 
 

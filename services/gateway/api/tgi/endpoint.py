@@ -1,24 +1,23 @@
 """TGI's routes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 
 from services.gateway.admission.api_keys import BEARER
 from services.gateway.admission.caller import Caller
 from services.gateway.admission.request_options import RequestOptions
 from services.gateway.api.generating import Generating
+from services.gateway.api.one_answer import written_by
 from services.gateway.api.parts import Api, Parts
 from services.gateway.api.tgi.errors import error_reply
 from services.gateway.api.tgi.replies import TokenWriter, whole
 from services.gateway.api.tgi.requests import generation_options, read_generate, urls
 from services.gateway.api.tgi.schema import GenerateRequest, InfoReply
-from services.gateway.following.answer import Answer
+from services.gateway.following.answer import Answer, Outcome
 from services.gateway.http.endpoint import ReplyForm, Route
 from services.gateway.http.exchange import Exchange
 from services.gateway.http.forms import ErrorReply
-from services.gateway.http.streams import write_stream
 from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.data_urls import DecodedBody, decode_with_media
 from services.gateway.reading.sampling.sampling import MOST_STOPS
@@ -63,7 +62,7 @@ class TgiEndpoint:
     async def _answer(self, exchange: Exchange, caller: Caller, stream: bool | None) -> None:
         """`stream`: as the route has it; None is as the body has it, and a whole reply is in a list then."""
         read = partial(self._read, stream=stream)
-        write = partial(_write, in_list=stream is None)
+        write = _WRITE_IN_LIST if stream is None else _WRITE
         await self._generating.answer(exchange, caller, read, write)
 
     def _read(
@@ -79,17 +78,14 @@ class TgiEndpoint:
         return [replace(request, inline_media=decoded.media)], found
 
 
-async def _write(
-    exchange: Exchange, answers: Sequence[Answer], stream: bool, with_ids: bool, *, in_list: bool
-) -> None:
-    [answer] = answers
-    if stream:
-        await write_stream(exchange, answers, [TokenWriter(answer, with_ids)])
-        return
-    [outcome] = await answer.whole()
-    written = whole(answer, outcome)
-    pieces = chain("[", written, "]") if in_list else written
-    await exchange.respond_in_pieces(answer.slices.joined(pieces))
+def _in_list(answer: Answer, outcome: Outcome) -> Iterator[str]:
+    yield "["
+    yield from whole(answer, outcome)
+    yield "]"
+
+
+_WRITE = written_by(TokenWriter, whole)
+_WRITE_IN_LIST = written_by(TokenWriter, _in_list)
 
 
 def _info(model: ServedModel) -> InfoReply:

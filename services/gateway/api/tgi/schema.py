@@ -48,7 +48,14 @@ class Parameters(msgspec.Struct, kw_only=True):
         ),
     ] = None
     frequency_penalty: float | None = None
-    grammar: Annotated[Grammar | None, about("the form of the answer", "none")] = None
+    grammar: Annotated[
+        Grammar | None,
+        about(
+            '`{"type": ..., "value": ...}`, the form of the answer: `json` with a schema, `json_schema` with `{"name":'
+            ' ..., "schema": ...}`, `regex` with an expression',
+            "none",
+        ),
+    ] = None
     max_new_tokens: Annotated[Whole | None, about("as `max_tokens`", "100")] = None
     repetition_penalty: float | None = None
     return_full_text: Annotated[bool | None, about("the prompt before the answer", "false")] = None
@@ -58,16 +65,16 @@ class Parameters(msgspec.Struct, kw_only=True):
         about("up to 16 texts that end the answer; what was found stays in it", "none"),
     ] = None
     stop_sequences: Annotated[list[str] | None, about("the older name of `stop`")] = None
-    temperature: float | None = None
+    temperature: Annotated[float | None, about("above 0, to 2", "checkpoint (1)")] = None
     top_k: Whole | None = None
     top_n_tokens: Annotated[
-        Whole | None, about("with `details`: so many of the likeliest tokens")
+        Whole | None, about("with `details`: so many of the likeliest tokens", "none")
     ] = None
     top_p: float | None = None
     truncate: Annotated[Whole | None, about("keeps so many tokens of the prompt's end", "all")] = (
         None
     )
-    typical_p: Annotated[float | None, about("1")] = None
+    typical_p: Annotated[float | None, about("1, which is off")] = None
     adapter_id: Annotated[str | None, about("name of an adapter", "none")] = None
     # Not taken, but for what means "off".
     watermark: Refused = _NONE

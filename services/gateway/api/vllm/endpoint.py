@@ -1,4 +1,4 @@
-"""vLLM's POST /generate."""
+"""vLLM's POST /generate, and its routes for LoRA adapters."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -14,7 +14,13 @@ from services.gateway.admission.request_options import RequestOptions
 from services.gateway.api.error_object import error_body, error_reply
 from services.gateway.api.generating import Generating
 from services.gateway.api.parts import Api, Parts
-from services.gateway.api.vllm.schema import GenerateReply, GenerateRequest
+from services.gateway.api.vllm.adapters import Adapters
+from services.gateway.api.vllm.schema import (
+    GenerateReply,
+    GenerateRequest,
+    LoadAdapterRequest,
+    UnloadAdapterRequest,
+)
 from services.gateway.decoding.bounds import wrong
 from services.gateway.following.answer import Answer, Outcome, Piece
 from services.gateway.following.event_id import FINISH_SENT, OPEN, EventIds
@@ -99,18 +105,20 @@ class LineWriter:
 
 
 class VllmEndpoint:
-    """POST /generate, of a body with `prompt`."""
+    """POST /generate, of a body with `prompt`, and adapters that are loaded while the system runs."""
 
     roots = ()
     key_headers = (BEARER,)
 
-    def __init__(self, generating: Generating) -> None:
+    def __init__(self, generating: Generating, adapters: Adapters) -> None:
         self._generating = generating
         self.routes: Sequence[Route] = (
             Route(
                 "POST", "/generate", self._generate, GenerateRequest, GenerateReply,
                 generates=True, known_by="prompt",
             ),
+            Route("POST", "/v1/load_lora_adapter", adapters.load, LoadAdapterRequest),
+            Route("POST", "/v1/unload_lora_adapter", adapters.unload, UnloadAdapterRequest),
         )  # fmt: skip
 
     def error(self, error: ServingError) -> ErrorReply:
@@ -173,7 +181,7 @@ def _whole(prompt: str, outcomes: Sequence[Outcome]) -> Iterator[str]:
 
 
 def _endpoint(parts: Parts) -> VllmEndpoint:
-    return VllmEndpoint(parts.generating)
+    return VllmEndpoint(parts.generating, Adapters(parts.adapters, parts.body_limits))
 
 
 VLLM = Api(_endpoint, {ReplyKind.REPLY_KIND_VLLM: ReplyForm(LineWriter)})

@@ -19,3 +19,24 @@ class GenerateReply(msgspec.Struct, kw_only=True):
     """The prompt with each answer behind it."""
 
     text: list[str]
+
+
+class LoadAdapterRequest(msgspec.Struct, kw_only=True):
+    """POST /v1/load_lora_adapter: which adapter is loaded from where."""
+
+    lora_name: Annotated[str | None, about("the name by which requests pick it", example="sql")] = (
+        None
+    )
+    lora_path: Annotated[
+        str | None,
+        about("its folder, below that of --allowed-adapter-dir", example="/adapters/sql"),
+    ] = None
+    load_inplace: Annotated[
+        bool | None, about("it takes the name of an adapter that has it", "false")
+    ] = None
+
+
+class UnloadAdapterRequest(msgspec.Struct, kw_only=True):
+    """POST /v1/unload_lora_adapter: which adapter is served no longer."""
+
+    lora_name: Annotated[str | None, about("its name", example="sql")] = None

@@ -24,6 +24,7 @@ from services.gateway.http.connection.closing import (
     LingeringClose,
     UntilClose,
 )
+from services.gateway.http.connection.host_field import host_fault
 from services.gateway.http.connection.upgrade import head_without_offer
 from shared.errors import ServingError, Unavailable
 
@@ -173,6 +174,8 @@ class BoundedProtocol(HttpToolsProtocol):
                     " these, and send this one and what follows again",
                 )
             )
+        if fault := host_fault(self.parser.get_http_version(), self.headers):
+            self._stop(InvalidHttp("INVALID_HTTP", fault))
         super().on_headers_complete()  # raises what is wrong with the address
         self._in_message = True
         self.cycle.transport = cast(

@@ -55,7 +55,9 @@ def divided(
     )
     most = read_budget(request, options, reasoning, model, budget_field)
     if not tools.demanded or calls is None:
-        return request if most is None or reasoning is None else _bounded(request, reasoning, most)
+        if most is None or reasoning is None:
+            return request
+        return _bounded(request, reasoning, most, budget_field)
     if request.constraint is not None:
         field = request.constraint.field
         raise InvalidRequest(
@@ -74,12 +76,13 @@ def divided(
     )
 
 
-def _bounded(request: ValidRequest, reasoning: ReasoningFormat, most: int) -> ValidRequest:
-    """The same, whose reasoning has at most so many tokens."""
+def _bounded(
+    request: ValidRequest, reasoning: ReasoningFormat, most: int, field: str
+) -> ValidRequest:
+    """The same, whose reasoning has at most so many tokens, as `field` asks."""
     forms = (bounded_reasoning(reasoning, most, in_reasoning=opened) for opened in (False, True))
     outside, within = (
-        Constraint("thinking", "structural_tag", json.dumps({"format": form}).encode())
-        for form in forms
+        Constraint(field, "structural_tag", json.dumps({"format": form}).encode()) for form in forms
     )
     return _either(request, outside, within)
 

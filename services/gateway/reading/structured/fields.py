@@ -64,10 +64,22 @@ class StructuredFields(ToolFields, kw_only=True):
     """The fields of a body, beside those of tools."""
 
     response_format: Annotated[
-        ResponseFormat | None, about("the form that the answer is held to", "none")
+        ResponseFormat | None,
+        about(
+            '`{"type": "json_schema", "json_schema": {"schema": ..., "strict": ...}}`; `{"type": "json_object"}` for'
+            ' any JSON object (with a `schema` beside it: that one); `{"type": "structural_tag", ...}`; `{"type":'
+            ' "text"}` is none',
+            "none",
+        ),
     ] = None
     structured_outputs: Annotated[
-        StructuredOutputs | None, about("the same, as vLLM has it", "none")
+        StructuredOutputs | None,
+        about(
+            "vLLM's and gRPC's; one of `json` (a schema, as an object or as text), `json_object`, `regex`, `choice`,"
+            " `grammar`, `structural_tag`; beside JSON `whitespace_pattern`, `disable_any_whitespace`,"
+            " `disable_additional_properties`",
+            "none",
+        ),
     ] = None
     guided_json: Annotated[
         msgspec.Raw, about("as `structured_outputs.json`, as older clients write it")

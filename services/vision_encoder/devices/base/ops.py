@@ -7,12 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import groupby
+from typing import final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from shared.artifacts.pixel_scaling import PixelScaling
+from shared.weights.linear_weight import LinearWeight
 
 _gelu_tanh = partial(F.gelu, approximate="tanh")
 
@@ -76,19 +78,32 @@ class TowerOps:
         self.device = device
         self.dtype = dtype
 
-    def pack(self, *layers: nn.Module, activation: str = "", gated: bool = False) -> Packed:
-        """Linear or convolution layers that see the same rows as one; takes their weights away from them. For one that
-        is gated the first of two layers is the gate."""
-        weight, bias = take(layers)
-        return Packed(weight, bias, activation, gated)
+    @final
+    def pack(self, weight: LinearWeight, activation: str = "", gated: bool = False) -> Packed:
+        """Takes over a layer's weight and bias, and what follows it. Of one that is gated the first half of the outputs
+        is the gate; `StackedWeight` makes one layer of several that see the same rows."""
+        dense, bias = weight.dense(self.dtype), weight.bias
+        bias = None if bias is None else bias.to(self.dtype)
+        return self._pack_dense(dense, bias, activation, gated)
 
-    def pack_qkv(self, *layers: nn.Module, heads: int) -> Packed:
+    def pack_qkv(self, weight: LinearWeight, heads: int) -> Packed:
         """`pack` for what makes queries, keys and values [3 * heads * size] of rows, for `attention` alone."""
-        return self.pack(*layers)
+        return self.pack(weight)
 
-    def pack_output(self, layer: nn.Module, heads: int) -> Packed:
+    def pack_output(self, weight: LinearWeight, heads: int) -> Packed:
         """`pack` for the layer behind `attention`."""
-        return self.pack(layer)
+        return self.pack(weight)
+
+    def _pack_dense(
+        self, weight: Tensor, bias: Tensor | None, activation: str, gated: bool
+    ) -> Packed:
+        """[out, in] and a bias [out], of the ops' type and on the host. Neither is kept, nor written to."""
+        bias = None if bias is None else bias.to(self.device, copy=True)
+        return Packed(weight.to(self.device, copy=True).contiguous(), bias, activation, gated)
+
+    def vector(self, weight: Tensor) -> Tensor:
+        """Takes over a parameter that is no linear layer's, such as a norm's weight or a table of places."""
+        return weight.to(self.device, self.dtype, copy=True)
 
     def linear(self, x: Tensor, layer: Packed) -> Tensor:
         """[tokens, in] to [tokens, out], or half of it for a gated layer."""
@@ -145,16 +160,6 @@ class TowerOps:
             places = raw[:, channel].reshape(-1).to(torch.int32)
             out[:, channel] = entries.index_select(0, places).view(len(raw), -1)
         return out
-
-
-def take(layers: Sequence[nn.Module]) -> tuple[Tensor, Tensor | None]:
-    """Weight [out, in] and bias [out] of layers one below the other; takes the weights away from them."""
-    weight = torch.cat([layer.get_parameter("weight").flatten(1) for layer in layers])
-    biases = [layer.bias for layer in layers]
-    bias = None if biases[0] is None else torch.cat(biases)  # type: ignore[arg-type]
-    for layer in layers:
-        del layer.weight
-    return weight, bias
 
 
 def activated(x: Tensor, activation: str, gated: bool) -> Tensor:

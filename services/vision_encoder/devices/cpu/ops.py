@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from services.vision_encoder.devices.base.ops import (
     Norm,
@@ -15,7 +15,6 @@ from services.vision_encoder.devices.base.ops import (
     Segments,
     TowerOps,
     activated,
-    take,
 )
 from shared.cpu_kernels import binding, packed_linear
 from shared.cpu_kernels.binding import Kernels
@@ -90,9 +89,10 @@ class KernelOps(TowerOps):
         """What the bits of the kernels depend on, beside the version of their arithmetic."""
         return self._kernels.arithmetic
 
-    def pack(self, *layers: nn.Module, activation: str = "", gated: bool = False) -> Packed:
-        """Packs the weights in panels; an activation that the kernels know is done with the product."""
-        weight, bias = take(layers)
+    def _pack_dense(
+        self, weight: Tensor, bias: Tensor | None, activation: str, gated: bool
+    ) -> Packed:
+        """In panels; an activation that the kernels know is done with the product."""
         epilogue = _EPILOGUES.get((activation, gated))
         if epilogue is not None:
             activation, gated = "", False

@@ -17,6 +17,8 @@ from services.vision_encoder.devices.base.ops import (
     TowerOps,
 )
 from shared.artifacts.pixel_scaling import PixelScaling
+from shared.weights.heads import head_places
+from shared.weights.linear_weight import LinearWeight
 
 log = structlog.get_logger(__name__)
 
@@ -34,29 +36,18 @@ class NpuOps(TowerOps):
         super().__init__(device, dtype)
         self._padded_size = cache(self._find_size)
 
-    def pack_qkv(self, *layers: nn.Module, heads: int) -> Packed:
-        """Rows of the weight are filled up."""
-        weight, bias = torch.cat([layer.get_parameter("weight") for layer in layers]), None
-        if layers[0].bias is not None:
-            biases = torch.cat([layer.get_parameter("bias") for layer in layers])
-            bias = self._wide(biases.view(3 * heads, -1)).flatten()
-        for layer in layers:
-            del layer.weight
-        apart = weight.view(3 * heads, -1, weight.shape[1]).transpose(1, 2)
-        return self._packed(self._wide(apart).transpose(1, 2).flatten(0, 1), bias)
+    def pack_qkv(self, weight: LinearWeight, heads: int) -> Packed:
+        """Outputs are filled up."""
+        size = weight.out // (3 * heads)
+        width = self._padded_size(size)
+        places = head_places(3 * heads, size, width)
+        return self.pack(weight.spread("out", places, 3 * heads * width))
 
-    def pack_output(self, layer: nn.Module, heads: int) -> Packed:
-        """Columns of the weight are filled up."""
-        weight = layer.get_parameter("weight")
-        wide = self._wide(weight.unflatten(1, (heads, -1))).flatten(1)
-        bias = layer.bias
-        del layer.weight
-        return self._packed(wide, bias)  # type: ignore[arg-type]
-
-    def pack(self, *layers: nn.Module, activation: str = "", gated: bool = False) -> Packed:
-        """See `TowerOps.pack`."""
-        plain = super().pack(*layers, activation=activation, gated=gated)
-        return self._packed(plain.weight, plain.bias, activation, gated)
+    def pack_output(self, weight: LinearWeight, heads: int) -> Packed:
+        """Inputs are filled up."""
+        size = weight.inputs // heads
+        width = self._padded_size(size)
+        return self.pack(weight.spread("in", head_places(heads, size, width), heads * width))
 
     def head_norm(self, norm: Norm, heads: int) -> Norm:
         """Zeros among the elements lower their mean square: weight and eps make up for it."""
@@ -103,7 +94,7 @@ class NpuOps(TowerOps):
         queries_and_keys = rows[:2]
         if rotation is not None:
             cos, sin = (table[None, :, None].contiguous() for table in (rotation.cos, rotation.sin))
-            queries_and_keys = torch_npu.npu_rotary_mul(queries_and_keys, cos, sin)
+            queries_and_keys = self._turned(queries_and_keys, cos, sin)
         q, k = queries_and_keys.unbind()
         mixed = [
             self._attend(q[some], k[some], rows[2, some], lengths, segments.size)
@@ -115,6 +106,11 @@ class NpuOps(TowerOps):
         """As one product and one sum in float32: within its rounding of the processor's values."""
         factor, offset = _pixel_line(scaling, raw.device)
         return torch.addcmul(offset, raw.float(), factor).to(self.dtype)
+
+    def _turned(self, rows: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Rotates [2, tokens, heads, padded size]; cos, sin: [1, tokens, 1, padded size]."""
+        turned: Tensor = torch_npu.npu_rotary_mul(rows, cos, sin)
+        return turned
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], size: int) -> Tensor:
         """[tokens, heads, padded size] of segments of so many tokens; size: of a head without zeros."""
@@ -132,11 +128,6 @@ class NpuOps(TowerOps):
             sparse_mode=0,
         )[0]
         return mixed
-
-    def _packed(
-        self, weight: Tensor, bias: Tensor | None, activation: str = "", gated: bool = False
-    ) -> Packed:
-        return Packed(weight.contiguous(), bias, activation, gated)
 
     def _has_gate(self, layer: Packed) -> bool:
         """Whether the operator takes rows of this layer's outputs."""

@@ -7,6 +7,7 @@ if not deadline or tonumber(deadline) ~= tonumber(ARGV[8]) then return -1 end
 if tonumber(deadline) >= now_us() / 1000 then return -1 end
 redis.call('ZREM', P .. ':scheds', dead)
 redis.call('HDEL', P .. ':load', dead)
+redis.call('HDEL', P .. ':served', dead)
 local rids = redis.call('SMEMBERS', P .. ':own:' .. dead)
 table.sort(rids)
 for _, rid in ipairs(rids) do put_back(rid, close) end

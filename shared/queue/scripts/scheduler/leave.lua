@@ -5,6 +5,7 @@ table.sort(rids)
 for _, rid in ipairs(rids) do put_back(rid, close) end
 redis.call('ZREM', P .. ':scheds', sid)
 redis.call('HDEL', P .. ':load', sid)
+redis.call('HDEL', P .. ':served', sid)
 redis.call('DEL', P .. ':own:' .. sid)
 redis.call('PUBLISH', P .. ':ctl', 'q')
 return 1

@@ -16,9 +16,15 @@ for _, rid in ipairs(redis.call('ZRANGEBYSCORE', P .. ':due', '-inf', now_ms, 'L
   end
 end
 
--- What decoders are there, and which content has the one that was loaded last: it gets the new requests.
-local is_there, newest, newest_ms, num_decoders = {}, nil, -1, 0
-local alive = {}
+-- What decoders are there, and which content has the one that was loaded last of those that schedulers have bound: it gets
+-- the new requests. One that none can bind, as another model or out of reach, must not keep them from the others. Where
+-- nobody says what is bound, all count.
+local served = {}
+for _, contents in ipairs(redis.call('HVALS', P .. ':served')) do
+  for content in string.gmatch(contents, '%S+') do served[content] = true end
+end
+local is_there, num_decoders = {}, 0
+local alive, of_all, of_served = {}, {ms = -1}, {ms = -1}
 for _, did in ipairs(redis.call('ZRANGEBYSCORE', P .. ':instances:decoder', now_ms, '+inf')) do alive[did] = true end
 local said = redis.call('HGETALL', P .. ':contents')
 for i = 1, #said, 2 do
@@ -26,13 +32,16 @@ for i = 1, #said, 2 do
     local loaded_ms, content = string.match(said[i + 1], '^(%S+) (%S+)$')
     num_decoders = num_decoders + 1
     is_there[content] = true
-    if tonumber(loaded_ms) > newest_ms then newest, newest_ms = content, tonumber(loaded_ms) end
+    for _, latest in ipairs(served[content] and {of_all, of_served} or {of_all}) do
+      if tonumber(loaded_ms) > latest.ms then latest.content, latest.ms = content, tonumber(loaded_ms) end
+    end
   elseif not redis.call('ZSCORE', P .. ':instances:decoder', said[i]) then
     redis.call('HDEL', P .. ':contents', said[i])
   end
 end
-if newest then
-  redis.call('HSET', P .. ':meta', 'content', newest, 'content_ms', int(newest_ms))
+local newest = of_served.content and of_served or of_all
+if newest.content then
+  redis.call('HSET', P .. ':meta', 'content', newest.content, 'content_ms', int(newest.ms))
 else
   redis.call('HDEL', P .. ':meta', 'content', 'content_ms')
 end
@@ -68,8 +77,10 @@ for _, prio in ipairs({'interactive', 'batch'}) do
   end
 end
 
-for _, sid in ipairs(redis.call('HKEYS', P .. ':load')) do
-  if not redis.call('ZSCORE', P .. ':scheds', sid) then redis.call('HDEL', P .. ':load', sid) end
+for _, key in ipairs({P .. ':load', P .. ':served'}) do
+  for _, sid in ipairs(redis.call('HKEYS', key)) do
+    if not redis.call('ZSCORE', P .. ':scheds', sid) then redis.call('HDEL', key, sid) end
+  end
 end
 
 -- A decoder that is neither bound nor announced is gone, and never comes back under the same name.

@@ -1,5 +1,5 @@
 -- Pops the fairest waiting requests and makes the caller their owner. One that has begun goes on with the weights that it
--- began with; all others go to the content whose decoder was loaded last, for as long as it lives.
+-- began with; all others go to the content whose decoder was loaded last, of those that schedulers have bound (`sweep`).
 -- ARGV: closing (6), sid, ms that an interactive request waits until it comes behind those that have not waited so long (0:
 -- it never does), and of each content (hex) that decoders of the caller have: it, max requests, max tokens (of
 -- prompts, media and expected outputs; the first is taken anyway). While no decoder has said what it has, the first of

@@ -6,7 +6,10 @@ from torch import Tensor
 from tests.ascend.simulator.dispatch import kernel
 from tests.ascend.simulator.errors import require
 from tests.ascend.simulator.kernels.attention import attend, attend_last, causal, gather
+from tests.ascend.simulator.kernels.kv_cache import NZ_WIDTH
 from tests.ascend.simulator.kernels.layer import require_contiguous
+from tests.ascend.simulator.memory import was_on_device
+from tests.ascend.simulator.personality import personality
 
 
 def _lengths(name: str, tensor: Tensor) -> list[int]:
@@ -54,6 +57,20 @@ def paged_attention(
     )
 
 
+def _mask_rows(name: str, mask: Tensor) -> Tensor:
+    """A row for each query of the whole call, with what is added to its scores: rows themselves, or on a 310P tiles
+    [1, keys / 16, queries, 16]."""
+    if not personality().is_310p:
+        require(mask.dim() == 2, f"{name}: a mask {list(mask.shape)}")
+        return mask
+    require(
+        mask.dim() == 4 and len(mask) == 1 and mask.shape[-1] == NZ_WIDTH,
+        f"{name}: a mask {list(mask.shape)} is not in tiles",
+    )
+    require(mask.shape[2] % NZ_WIDTH == 0, f"{name}: a mask {list(mask.shape)}")
+    return mask[0].permute(1, 0, 2).reshape(mask.shape[2], -1)
+
+
 @kernel("atb", "_npu_paged_attention_splitfuse")
 def paged_attention_splitfuse(
     query: Tensor,
@@ -70,13 +87,18 @@ def paged_attention_splitfuse(
 ) -> None:
     name = "_npu_paged_attention_splitfuse"
     require_contiguous(name, key_cache=key_cache, value_cache=value_cache, out=out)
-    require(mask.dtype == torch.float16, f"{name}: a mask of {mask.dtype}")
+    require(mask.dtype == query.dtype, f"{name}: a mask of {mask.dtype}")
+    require(not was_on_device(seq_len), f"{name}: qLensTensor: hostData is null")
+    wanted = personality().is_310p
     require(
-        bool(mask[0, 1].isneginf()) and not bool(mask[1, 0]), f"{name}: a mask that hides the past"
+        was_on_device(context_lens) == wanted,
+        f"{name}: contextLens on the {'host' if wanted else 'device'}: hostData",
     )
     queries, keys = _lengths(name, seq_len), _lengths(name, context_lens)
+    rows = _mask_rows(name, mask)
     require(
-        seq_len.device.type == context_lens.device.type == "cpu", f"{name}: lengths on the host"
+        len(rows) >= len(query) and rows.shape[1] >= max(keys),
+        f"{name}: a mask {list(mask.shape)} of {len(query)} queries and {max(keys)} keys",
     )
     require(
         len(queries) == len(keys) and sum(queries) == len(query),
@@ -91,7 +113,8 @@ def paged_attention_splitfuse(
             for cache in (key_cache, value_cache)
         )
         part = slice(begin, begin + count)
-        out[part] = attend(query[None, part], key, value, causal(count, length), scale_value)[0]
+        added = rows[None, part, :length]
+        out[part] = attend(query[None, part], key, value, None, scale_value, added=added)[0]
         begin += count
 
 

@@ -16,11 +16,13 @@ def attend(
     hidden: Tensor | None,
     scale: float,
     sinks: Tensor | None = None,
+    added: Tensor | None = None,
 ) -> Tensor:
     """Attention of a batch of sequences.
 
     query [B, S, Hq, D], key [B, N, Hkv, D], value [B, N, Hkv, Dv]; hidden [B or 1, S, N] is true where a query does not
-    see a key; sinks [Hq] take part in the softmax and have no value. Returns [B, S, Hq, Dv].
+    see a key; sinks [Hq] take part in the softmax and have no value; added [B or 1, S, N] is added to the scores.
+    Returns [B, S, Hq, Dv].
     """
     batch, length, heads, size = query.shape
     kv_heads = key.shape[2]
@@ -30,6 +32,8 @@ def attend(
     scores = torch.matmul(grouped, keys).mul_(scale)  # [B, Hkv, G, S, N]
     if hidden is not None:
         scores.masked_fill_(hidden[:, None, None], float("-inf"))
+    if added is not None:
+        scores.add_(added[:, None, None].float())
     weights = _softmax(scores, sinks)
     values = value.float().permute(0, 2, 1, 3).unsqueeze(2)
     mixed = torch.matmul(weights, values).permute(0, 3, 1, 2, 4)

@@ -13,7 +13,7 @@ from tests.ascend.simulator.errors import require
 from tests.ascend.simulator.kernels.attention import attend, attend_last, band, gather
 from tests.ascend.simulator.kernels.layer import require_contiguous
 
-_TND_SIZES = (64, 128, 192)
+TND_SIZES = [64, 128, 192, 256]
 _LARGEST_SIZE, _MOST_HEADS, _MOST_GROUPS, _MOST_SEQUENCES = 512, 256, 64, 4096
 _MASK = (2048, 2048)
 _UNLIMITED = 2147483647
@@ -105,9 +105,7 @@ class FusedAttention:
         require(
             heads == self.heads, f"FIA: {heads} heads in the queries, num_heads is {self.heads}"
         )
-        require(
-            size in _TND_SIZES, f"FIA: TND head size {size} is not one of {_TND_SIZES} (561002)"
-        )
+        require(size in TND_SIZES, f"FIA: TND head size {size} is not one of {TND_SIZES} (561002)")
         require(ends is not None and len(ends) > 0, "FIA: TND takes actual_seq_lengths")
         assert ends is not None
         require(

@@ -3,6 +3,7 @@
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch_npu import npu
 
 from tests.ascend.simulator.dispatch import kernel
 from tests.ascend.simulator.errors import require
@@ -10,6 +11,7 @@ from tests.ascend.simulator.personality import personality
 
 _SMALLEST_ROW = 32  # bytes of a normed row, on 310P
 _MOST_ROTATED, _MOST_ROTARY_HEADS = 896, 1000
+_COMPILED_ROTATION, _PAIR_ROTATIONS = 128, (64, 128)
 
 
 def require_contiguous(name: str, **tensors: Tensor | None) -> None:
@@ -66,6 +68,9 @@ def rotary_mul(
     input: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half", rotate: Tensor | None = None
 ) -> Tensor:
     name = "npu_rotary_mul"
+    if personality().is_310p:
+        compiled = not npu.is_jit_compile_false() and input.shape[-1] == _COMPILED_ROTATION
+        require(compiled, f"{name}: on 310P with jit_compile and heads of 128 alone")
     require(
         rotary_mode == "half" and rotate is None, f"{name}: mode {rotary_mode} is not simulated"
     )
@@ -78,9 +83,46 @@ def rotary_mul(
         r1.dtype == r2.dtype == input.dtype, f"{name}: {r1.dtype} and {r2.dtype} for {input.dtype}"
     )
     require(r1.shape == r2.shape and r1.shape[-1] == size, f"{name}: cosines {list(r1.shape)}")
-    first, second = input.float().chunk(2, -1)
+    return _rotated(input, r1, r2)
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.float().chunk(2, -1)
     turned = torch.cat([-second, first], -1)
-    return (input.float() * r1.float() + turned * r2.float()).to(input.dtype)
+    return (x.float() * cos.float() + turned * sin.float()).to(x.dtype)
+
+
+@kernel("npu", "npu_apply_rotary_pos_emb")
+def apply_rotary_pos_emb(
+    query: Tensor,
+    key: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    layout: str = "BSND",
+    rotary_mode: str = "half",
+) -> tuple[Tensor, Tensor]:
+    """In place."""
+    name = "npu_apply_rotary_pos_emb"
+    require(
+        layout in ("BSND", "BSH") and rotary_mode == "half",
+        f"{name}: {layout} and {rotary_mode} are not simulated",
+    )
+    require_contiguous(name, query=query, key=key, cos=cos, sin=sin)
+    batch, length, _, size = query.shape
+    require(size in _PAIR_ROTATIONS, f"{name}: head size {size} is not one of {_PAIR_ROTATIONS}")
+    require(
+        key.shape[:2] == (batch, length) and key.shape[-1] == size,
+        f"{name}: queries {list(query.shape)} and keys {list(key.shape)}",
+    )
+    require(
+        list(cos.shape) == list(sin.shape) == [batch, length, 1, size],
+        f"{name}: cosines {list(cos.shape)}",
+    )
+    require(
+        query.dtype == key.dtype == cos.dtype == sin.dtype,
+        f"{name}: {query.dtype}, {key.dtype}, {cos.dtype} and {sin.dtype}",
+    )
+    return query.copy_(_rotated(query, cos, sin)), key.copy_(_rotated(key, cos, sin))
 
 
 @kernel("npu", "npu_swiglu")

@@ -9,7 +9,7 @@ from transformers.pytorch_utils import Conv1D
 
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.models.generic.linears.taken_linear import TakenLinear
-from services.decoder.weights.linear_weight import LinearWeight, in_memory
+from shared.weights.linear_weight import LinearWeight, in_memory
 
 
 class PackedLinear(nn.Module):

@@ -15,7 +15,7 @@ from services.decoder.models.generic.linears.linear import (
     pack_children,
     type_of,
 )
-from services.decoder.weights.linear_weight import StackedWeight
+from shared.weights.linear_weight import StackedWeight
 
 
 class _Stack:

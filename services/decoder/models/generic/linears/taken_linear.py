@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
-from services.decoder.weights.linear_weight import CodedWeight, LinearWeight, StoredWeight
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.weight_reader import WeightReader
+from shared.weights.linear_weight import CodedWeight, LinearWeight, StoredWeight
 
 
 class TakenLinear(nn.Module):

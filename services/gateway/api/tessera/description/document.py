@@ -13,7 +13,7 @@ from services.gateway.http.endpoint import Endpoint, Route
 from shared.errors import InvalidRequest
 
 _VERSION = "3.1.0"
-_JSON = "application/json"
+_JSON, _FORM = "application/json", "multipart/form-data"
 _STARS = re.compile(r"\*+")
 _NAMES = re.compile(r"\{(\w+)\}")
 # Docstrings of handlers and bodies: the route, which the description has anyway, and a sentence.
@@ -25,7 +25,8 @@ _SAMPLE = InvalidRequest(
 
 def describe(endpoints: Sequence[Endpoint], release: str, *, has_keys: bool) -> dict[str, Any]:
     """The document. `has_keys`: callers need one where a route asks for it."""
-    kinds = [kind for e in endpoints for r in e.routes for kind in (r.body, r.reply) if kind]
+    routes = [route for endpoint in endpoints for route in endpoint.routes]
+    kinds = [kind for r in routes for kind in (r.body, r.form, r.reply) if kind]
     schemas = Schemas(kinds)
     paths: dict[str, dict[str, Any]] = {}
     for endpoint in endpoints:
@@ -37,7 +38,8 @@ def describe(endpoints: Sequence[Endpoint], release: str, *, has_keys: bool) -> 
             methods[method] = (
                 _either(methods[method], operation) if method in methods else operation
             )
-    headers = {_scheme(header): header for e in endpoints for header in e.key_headers}
+    listed = [header for e in endpoints for r in e.routes for header in _key_headers(e, r)]
+    headers = {_scheme(header): header for header in listed}
     # The first endpoint of a folder says what its API is.
     tags = {tag(endpoint): _about_api(endpoint) for endpoint in reversed(endpoints)}
     tags = dict(reversed(tags.items()))
@@ -89,8 +91,11 @@ def _operation(
     if route.body is not None:
         content = {"schema": schemas.ref(route.body), "example": schemas.example(route.body)}
         operation["requestBody"] = {"required": True, "content": {_JSON: content}}
-    needs_key = has_keys and route.needs_key
-    operation["security"] = [{_scheme(h): []} for h in endpoint.key_headers] if needs_key else []
+    elif route.form is not None:
+        form = {_FORM: {"schema": schemas.ref(route.form)}}
+        operation["requestBody"] = {"required": True, "content": form}
+    keys = _key_headers(endpoint, route) if has_keys and route.needs_key else ()
+    operation["security"] = [{_scheme(header): []} for header in keys]
     return operation
 
 
@@ -133,6 +138,10 @@ def _either(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
         "summary": f"{one['summary']} / {other['summary']}",
         "requestBody": {"required": True, "content": {_JSON: content}},
     }
+
+
+def _key_headers(endpoint: Endpoint, route: Route) -> Sequence[KeyHeader]:
+    return (*endpoint.key_headers, *route.key_headers)
 
 
 def _scheme(header: KeyHeader) -> str:

@@ -1,9 +1,6 @@
 """The description of this server's routes: for machines in OpenAPI's form, for people as a page."""
 
-import base64
-import hashlib
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +8,7 @@ from services.gateway.admission.api_keys import BEARER
 from services.gateway.admission.caller import Caller
 from services.gateway.api.error_object import error_reply
 from services.gateway.api.tessera.description.document import describe
+from services.gateway.api.tessera.page import Page
 from services.gateway.decoding.decode import in_thread
 from services.gateway.http.endpoint import Endpoint, Route
 from services.gateway.http.exchange import Exchange
@@ -19,7 +17,6 @@ from services.gateway.release import release
 from shared.errors import ServingError
 
 _PAGE = Path(__file__).with_name("page.html")
-_HTML = b"text/html; charset=utf-8"
 
 
 class DescriptionEndpoint:
@@ -38,8 +35,7 @@ class DescriptionEndpoint:
         self._described = [*endpoints, self]
         self._has_keys = has_keys
         self._document = b""
-        self._page = _PAGE.read_bytes()
-        self._policy = [(b"content-security-policy", policy_of(self._page.decode()).encode())]
+        self._page = Page(_PAGE)
 
     def error(self, error: ServingError) -> ErrorReply:
         """In OpenAI's form."""
@@ -53,24 +49,8 @@ class DescriptionEndpoint:
 
     async def _docs(self, exchange: Exchange, caller: Caller) -> None:
         """GET /docs: a page that shows them, and sends requests."""
-        await exchange.respond(200, self._page, _HTML, self._policy)
+        await self._page.send(exchange)
 
     def _make(self) -> bytes:
         document = describe(self._described, release(), has_keys=self._has_keys)
         return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
-
-
-def policy_of(page: str) -> str:
-    """The Content-Security-Policy of a page that needs its own script and style, and this server, and nothing else."""
-    script, style = (
-        " ".join(_digest(text) for text in re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL))
-        for tag in ("script", "style")
-    )
-    return (
-        f"default-src 'none'; script-src {script}; style-src {style}; img-src data:; connect-src 'self';"
-        " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
-
-
-def _digest(text: str) -> str:
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

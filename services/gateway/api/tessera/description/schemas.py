@@ -92,6 +92,8 @@ class Schemas:
             return self._union(info)
         if isinstance(info, types.ListType):
             return {"type": "array", "items": self._schema(info.item_type)}
+        if isinstance(info, types.BytesType):  # of a form, where it stands as it is
+            return {"type": "string", "contentMediaType": "application/octet-stream"}
         if isinstance(info, types.DictType):
             return {"type": "object", "additionalProperties": self._schema(info.value_type)}
         plain = _PLAIN.get(type(info))

@@ -1,18 +1,14 @@
 """The language part of a checkpoint, under one spelling of its names."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable
 
 import structlog
-from torch import Tensor
 
-from services.decoder.weights.linear_weight import LinearWeight, StoredWeight
 from services.families import registry
 from services.families.family import GENERIC_ENCODER
 from shared.checkpoint.folder import Checkpoint
-from shared.checkpoint.weight_reader import WeightReader
-from shared.errors import InvalidRequest
+from shared.weights.named_weights import NamedWeights
 
 # Composite checkpoints spell the same tensor in several ways, by age:
 # language_model.model.X, model.language_model.X (and lm_head in both); plain ones say model.X.
@@ -32,7 +28,7 @@ def canonical_name(name: str) -> str:
     return name
 
 
-class LanguageWeights:
+class LanguageWeights(NamedWeights):
     """Tensors by canonical name ("layers.0.self_attn.q_proj.weight", "lm_head.weight").
 
     `canonical` gives a stored tensor's canonical name; `known` matches those of the family, `ignored` those that may be
@@ -48,10 +44,9 @@ class LanguageWeights:
         ignored: str = "",
         canonical: Callable[[str], str] = canonical_name,
     ) -> None:
-        self._checkpoint = checkpoint
         # Whether nothing is generated with it, so that it need not have an output matrix.
         self.pools_only = registry.is_for_vectors(checkpoint)
-        self._names: dict[str, str] = {}
+        names: dict[str, str] = {}
         unknown = []
         language_name = language_names(checkpoint)
         for name in checkpoint.names():
@@ -60,78 +55,25 @@ class LanguageWeights:
                 continue
             found = canonical(own)
             if re.fullmatch(known, found):
-                self._names[found] = name
+                names[found] = name
             elif not (ignored and re.fullmatch(ignored, found)):
                 unknown.append(name)
+        super().__init__(checkpoint, names)
         if unknown:
             raise self._bad("the model has no place for", unknown)
-        self._taken: set[str] = set()
-        self._reader = WeightReader(checkpoint, self._names.values())
-
-    def __contains__(self, canonical: str) -> bool:
-        return canonical in self._names
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def shape(self, canonical: str) -> tuple[int, ...]:
-        """Of a tensor as it is stored. Raises InvalidRequest if it is missing."""
-        if canonical not in self._names:
-            raise self._bad("the checkpoint lacks", [canonical])
-        return self._checkpoint.shape(self._names[canonical])
-
-    def take(self, canonical: str, *shape: int) -> Tensor:
-        """One tensor, mapped. Raises InvalidRequest if it is missing or has another shape."""
-        return self._reader.tensor(self._claim(canonical, shape))
-
-    def take_linear(
-        self, name: str, out: int, inputs: int, bias: bool = False, factor: float = 1
-    ) -> LinearWeight:
-        """A linear layer: the tensors `name`.weight [out, inputs] and, with `bias`, `name`.bias [out]. The weight is
-        read when it is packed, of a shard nothing but its part; it is multiplied by `factor` in the type in which it is
-        stored. Raises InvalidRequest as `take` does."""
-        stored = self._claim(f"{name}.weight", (out, inputs))
-        shift = self.take(f"{name}.bias", out) if bias else None
-        read = partial(self._reader.part, stored)
-
-        def scaled(rows: slice, columns: slice) -> Tensor:
-            return read(rows, columns) * factor
-
-        return StoredWeight(name, out, inputs, shift, read if factor == 1 else scaled)
 
     def finish(self) -> None:
         """Raises InvalidRequest if a tensor of the model was never asked for. Biases are left out with a warning, as by
         transformers: fine-tunes store some that the model's class does not have."""
-        left = sorted(self._names[name] for name in self._names if name not in self._taken)
-        biases = [name for name in left if name.endswith(".bias")]
-        if len(left) > len(biases):
-            raise self._bad(
-                "config.json has no use for", [name for name in left if name not in biases]
-            )
+        biases = [name for name in self._left() if name.endswith(".bias")]
+        self._taken.update(biases)
+        super().finish()
         if biases:
             log.warning(
                 "biases that config.json has no use for are left out",
-                names=biases[:5],
+                names=[self._names[name] for name in biases[:5]],
                 number=len(biases),
             )
-        self._reader.finish()
-
-    def _claim(self, canonical: str, shape: tuple[int, ...]) -> str:
-        """The name in the checkpoint of a tensor that has this shape; it counts as taken."""
-        if canonical not in self._names:
-            raise self._bad("the checkpoint lacks", [canonical])
-        name = self._names[canonical]
-        found = self._checkpoint.shape(name)
-        if found != shape:
-            raise self._bad(f"config.json says {list(shape)} but stored is {list(found)}:", [name])
-        self._taken.add(canonical)
-        return name
-
-    def _bad(self, what: str, names: Sequence[str]) -> InvalidRequest:
-        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-        return InvalidRequest(
-            "BAD_CHECKPOINT", f"{self._checkpoint.folder}: {what} {shown}", field="model"
-        )
 
 
 def language_names(checkpoint: Checkpoint) -> Callable[[str], str | None]:

@@ -115,6 +115,12 @@ class QuantizedWeight:
         zeros, minima = rows(self.zeros, 0), rows(self.minima, 0)
         return replace(self, codes=codes, scales=scales, zeros=zeros, minima=minima)
 
+    def scaled(self, factors: Tensor) -> "QuantizedWeight":
+        """Each output times its factor [out]; scales and minima are in float32 then."""
+        factors = factors.float()[:, None]
+        minima = None if self.minima is None else self.minima.float() * factors
+        return replace(self, scales=self.scales.float() * factors, minima=minima)
+
     def select_inputs(self, sources: Numbers) -> "QuantizedWeight":
         """Input number i is number sources[i] of these; -1: an input of zeros. Groups stay whole: where those that are
         left do not lie one behind the other, the columns are put in an `order` in which they do.

@@ -5,13 +5,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.decoder.devices.base.ops import BaseOps
-from services.decoder.models.llama import Llama
-from services.decoder.weights.language_weights import LanguageWeights
-from services.decoder.weights.linear_weight import StackedWeight, in_memory
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
+from shared.weights.linear_weight import StackedWeight, in_memory
+from shared.weights.named_weights import NamedWeights
 from tests.support.checkpoints import as_torch_files, make_checkpoint
+
+
+def named(checkpoint: Checkpoint) -> NamedWeights:
+    """Its tensors by their names behind `model.`."""
+    return NamedWeights(
+        checkpoint, {name.removeprefix("model."): name for name in checkpoint.names()}
+    )
 
 
 def test_a_weight_is_read_when_it_is_packed(tmp_path: Path) -> None:
@@ -23,13 +28,13 @@ def test_a_weight_is_read_when_it_is_packed(tmp_path: Path) -> None:
             return super().tensor(name)
 
     checkpoint = Recording(make_checkpoint(tmp_path, "qwen2"))
-    weights = LanguageWeights(checkpoint, Llama.TENSORS, Llama.IGNORED)
+    weights = named(checkpoint)
     found = weights.take_linear("layers.0.self_attn.k_proj", 32, 64, bias=True)
     stored = "model.layers.0.self_attn.k_proj"
     assert read == [f"{stored}.bias"] and found.quantized() is None
-    packed = BaseOps(torch.device("cpu"), torch.bfloat16).pack(found)
+    dense = found.dense(torch.bfloat16)
     assert read == [f"{stored}.bias", f"{stored}.weight"]
-    assert torch.equal(packed.weight, checkpoint.tensor(f"{stored}.weight").bfloat16())
+    assert torch.equal(dense, checkpoint.tensor(f"{stored}.weight").bfloat16())
     with pytest.raises(InvalidRequest, match=r"says \[64, 64\] but stored is \[32, 64\]"):
         weights.take_linear("layers.0.self_attn.k_proj", 64, 64)
 
@@ -85,6 +90,18 @@ def test_a_weight_is_filled_up_with_zeros() -> None:
     assert torch.equal(rows.shard("in", [(1, 3)]).dense(torch.float32)[4], weight[2, 1:3])
 
 
+def test_each_output_is_scaled() -> None:
+    torch.manual_seed(0)
+    weight, bias, factors = torch.randn(4, 6), torch.randn(4), torch.randn(4).bfloat16()
+    scaled = in_memory(weight, bias).scaled(factors)
+    expected = weight.bfloat16() * factors[:, None]
+    assert torch.equal(scaled.dense(torch.bfloat16), expected)
+    assert scaled.bias is not None and torch.equal(scaled.bias, bias.bfloat16() * factors)
+    assert scaled.quantized() is None
+    corner = scaled.shard("out", [(3, 4), (0, 2)]).shard("in", [(2, 5)])
+    assert torch.equal(corner.dense(torch.bfloat16), expected[[3, 0, 1], 2:5])
+
+
 @pytest.mark.parametrize("pickled", [False, True])
 def test_a_shard_reads_its_part_of_the_checkpoint_alone(tmp_path: Path, pickled: bool) -> None:
     parts: list[torch.Tensor] = []
@@ -100,7 +117,7 @@ def test_a_shard_reads_its_part_of_the_checkpoint_alone(tmp_path: Path, pickled:
     folder = make_checkpoint(tmp_path, "llama")
     folder = as_torch_files(folder) if pickled else folder
     whole = Checkpoint(folder)
-    weights = LanguageWeights(Counting(folder), Llama.TENSORS, Llama.IGNORED)
+    weights = named(Counting(folder))
     mlp = "layers.1.mlp"
     sizes = {"gate_proj": (96, 64), "up_proj": (96, 64), "down_proj": (64, 96)}
     gate, up, down = (weights.take_linear(f"{mlp}.{name}", *size) for name, size in sizes.items())

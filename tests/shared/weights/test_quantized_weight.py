@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 import torch
 
-from services.decoder.weights.linear_weight import (
+from shared.errors import InvalidRequest
+from shared.weights.linear_weight import (
     LinearWeight,
     StackedWeight,
     as_codes,
     in_memory,
 )
-from services.decoder.weights.quantized_weight import QuantizedWeight
-from shared.errors import InvalidRequest
+from shared.weights.quantized_weight import QuantizedWeight
 from tests.support.decoder.coded_weights import FORMS, Form
 
 OUT, INPUTS = 24, 384
@@ -24,6 +24,10 @@ CHANGES: dict[str, Callable[[LinearWeight], LinearWeight]] = {
     "outputs": lambda weight: weight.shard("out", [(2, 5), (20, 24)]),
     "reordered": lambda weight: weight.reordered([*range(7, 24), *range(7)]),
     "spread outputs": lambda weight: weight.spread("out", range(3, 27), 30),
+    # By powers of two, which no rounding tells from numbers that were scaled first.
+    "scaled": lambda weight: weight.scaled(torch.tensor([0.5, 1.0, 4.0] * 8)).shard(
+        "out", [(1, 9)]
+    ),
     "stacked": lambda weight: StackedWeight([weight, weight.shard("out", [(4, 9)])]),
     "a rank's gates and ups": lambda weight: StackedWeight([weight, weight]).shard(
         "out", [(12, 24), (36, 48)]

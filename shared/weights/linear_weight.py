@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.decoder.weights.quantized_weight import (
+from shared.errors import InvalidRequest
+from shared.weights.quantized_weight import (
     NotAsCodes,
     Numbers,
     QuantizedWeight,
     stacked,
 )
-from shared.errors import InvalidRequest
 
 Axis = Literal["out", "in"]
 Range = tuple[int, int]  # [first, last)
@@ -71,6 +71,10 @@ class LinearWeight(ABC):
         """With `count` outputs or inputs: number i of those here is number places[i], the others are zeros. The weight
         itself where there are no others."""
         return self if list(places) == list(range(count)) else _Spread(self, axis, places, count)
+
+    def scaled(self, factors: Tensor) -> "LinearWeight":
+        """Each output times its factor [out], its bias too, in the factors' type."""
+        return _Scaled(self, factors)
 
 
 class StoredWeight(LinearWeight):
@@ -258,6 +262,28 @@ class _Spread(LinearWeight):
         spread = np.full(len(sources), -1, np.int64)
         spread[sources >= 0] = np.arange(len(mine))
         return found.outputs(spread) if out else found.select_inputs(spread)
+
+
+class _Scaled(LinearWeight):
+    def __init__(self, whole: LinearWeight, factors: Tensor) -> None:
+        self._whole, self._factors = whole, factors
+        bias = None if whole.bias is None else whole.bias.to(factors.dtype) * factors
+        super().__init__(whole.name, whole.out, whole.inputs, bias)
+
+    def select(self, rows: Places, columns: Places, dtype: torch.dtype) -> Tensor:
+        codes = self.select_quantized(rows, None)
+        if codes is not None:
+            found = codes.dequantize(dtype)
+            return found if columns is None else found[:, columns]
+        found = self._whole.select(rows, columns, dtype)
+        return found * self._of(rows).to(dtype)[:, None]
+
+    def select_quantized(self, rows: Places, columns: Places) -> QuantizedWeight | None:
+        found = self._whole.select_quantized(rows, columns)
+        return found and found.scaled(self._of(rows))
+
+    def _of(self, rows: Places) -> Tensor:
+        return self._factors if rows is None else self._factors[rows]
 
 
 def in_memory(weight: Tensor, bias: Tensor | None = None, name: str = "a tensor") -> LinearWeight:

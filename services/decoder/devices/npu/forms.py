@@ -1,0 +1,121 @@
+"""Forms in which an operator may be called: documents, releases and chips disagree about head sizes, layouts, windows
+and lengths, so the first form is taken that gives here what the reference gives."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import structlog
+
+from shared.errors import InvalidRequest
+
+log = structlog.get_logger(__name__)
+
+REFERENCE = "reference"
+ATTENTION = ("TND", "TND+1", "BSND", "NZ", "NZ-host")
+WRITING = ("reshape_and_cache", "scatter_pa", "index_put")
+NAMES = (*ATTENTION, *WRITING, REFERENCE)
+
+
+@dataclass(frozen=True)
+class Form:
+    """How the kernel is called. `window_offset`: tokens before the query that a window of 0 would have."""
+
+    # Of attention: TND: all queries one behind the other; BSND: a batch of sequences of one length; NZ: over a cache in
+    # tiles, with the lengths of keys on the device; NZ-host: with these on the host. Of writing: the operator.
+    layout: str
+    window_offset: int = -1
+
+    @property
+    def name(self) -> str:
+        """As `--npu-forms` has it."""
+        return self.layout if self.window_offset < 0 else f"{self.layout}+{1 + self.window_offset}"
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Everything that a form is tried for: heads of queries and of keys, the size of each, and what else is asked."""
+
+    num_q: int
+    num_kv: int
+    size: int
+    window: bool = False
+    sinks: bool = False
+
+
+@dataclass(frozen=True)
+class Writing:
+    """What a form of writing to the cache is tried for: heads of keys, and the size of each there."""
+
+    num_kv: int
+    size: int
+
+
+Asked = Heads | Writing
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What came of trying a form: the largest difference from the reference, or why the kernel refused."""
+
+    form: Form
+    error: float
+    agrees: bool
+    refusal: str = ""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Names of forms that are taken untried, and of those that never are."""
+
+    taken: frozenset[str] = frozenset()
+    left: frozenset[str] = frozenset()
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        """Of `--npu-forms`. Raises InvalidRequest for a name that no form has."""
+        names = [name.strip() for name in text.split(",") if name.strip()]
+        if unknown := [name for name in names if name.removeprefix("-") not in NAMES]:
+            raise InvalidRequest(
+                "UNKNOWN_FORM",
+                f"--npu-forms {text}: there is no form {', '.join(unknown)}; there are {', '.join(NAMES)}, each with a"
+                " minus sign in front where it is not to be taken",
+                field="npu_forms",
+            )
+        left = frozenset(name[1:] for name in names if name.startswith("-"))
+        return cls(frozenset(names) - {f"-{name}" for name in left}, left)
+
+
+Trials = Callable[[Asked, Sequence[Form]], Iterator[Trial]]
+
+
+class Forms:
+    """Finds a form for whatever is asked when that is first asked for, before anything is served."""
+
+    def __init__(
+        self, known: Callable[[Asked], Sequence[Form]], trials: Trials, choice: Choice
+    ) -> None:
+        """known: all forms there are; trials: tries forms, in this order."""
+        self._known, self._trials, self._choice = known, trials, choice
+        self._found: dict[Asked, Form | None] = {}
+
+    def form(self, asked: Asked) -> Form | None:
+        """The form for it; None if there is none. The first time it waits for trials."""
+        if asked not in self._found:
+            self._found[asked] = found = self._find(asked)
+            if found is None:
+                log.warning("the reference computes, slowly: no form is right", asked=str(asked))
+            else:
+                log.info("found a form", form=found.name, asked=str(asked))
+        return self._found[asked]
+
+    def _find(self, asked: Asked) -> Form | None:
+        forms = [form for form in self._known(asked) if form.name not in self._choice.left]
+        taken = [form for form in forms if form.name in self._choice.taken]
+        if taken or REFERENCE in self._choice.taken:
+            return taken[0] if taken else None
+        for trial in self._trials(asked, forms):
+            if trial.agrees:
+                return trial.form
+            log.info("a form is not right", tried=str(trial), asked=str(asked))
+        return None

@@ -1,0 +1,43 @@
+"""`python -m services.decoder.devices.npu.trial_program REQUEST`: tries forms for `trials.py`, and prints a JSON object
+for each. It ends behind one that leaves the device useless for this process."""
+
+import json
+import sys
+from typing import Any
+
+import torch
+
+from services.decoder.devices.npu.device import NpuDevice
+from services.decoder.devices.npu.forms import Form, Heads, Writing
+from services.decoder.devices.npu.trials import to_json
+
+
+def main(text: str) -> None:
+    """text: element type, and of each attempt whether it is attention, for what, and the form."""
+    request = json.loads(text)
+    ops = NpuDevice(getattr(torch, request["dtype"])).ops
+    _say({"ready": True})
+    for is_attention, sizes, form in request["attempts"]:
+        asked = Heads(**sizes) if is_attention else Writing(**sizes)
+        trial = ops.try_form(asked, Form(**form))
+        _say(to_json(trial))
+        if trial.refusal and not _computes(ops.device):
+            _say({"spent": True})
+            return
+
+
+def _computes(device: torch.device) -> bool:
+    """Whether this process can still use the device."""
+    try:
+        return float((torch.ones(16, device=device) + 1).sum()) == 32
+    except RuntimeError:
+        return False
+
+
+def _say(what: dict[str, Any]) -> None:
+    print(json.dumps(what), flush=True)
+
+
+if __name__ == "__main__":
+    with torch.inference_mode():
+        main(sys.argv[1])

@@ -1,0 +1,69 @@
+"""Steps on which a graph that does not follow its inputs gives something else than calls do."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+
+from services.decoder.devices.base.device import Device
+from services.decoder.devices.base.graphs import blank_step
+from services.decoder.models.decoder_model import DecoderModel
+from services.decoder.steps.step import Step
+from services.decoder.worker.worker import Worker
+
+_FIRST = 1  # the block that all but a row's last block are
+
+
+class Trials:
+    """Of a worker that has computed nothing yet: its cache is used, and zero again afterwards."""
+
+    def __init__(self, model: DecoderModel, device: Device, worker: Worker) -> None:
+        self.device, self.call, self._worker = device, worker.forward, worker
+        self._axes, self._vocabulary = max(1, model.rotary_axes), model.config.vocab_size
+        # The block that a row ends in; there are two beside block 0 unless all sequences have one.
+        self._last = min(2, worker.limits.num_blocks - 1)
+
+    def steps(self, size: int) -> Iterator[Step]:
+        """Steps of `size` rows that have other ids and lengths than the captured one: within a block, beyond it, and as
+        long as a sequence may become."""
+        ops, width = self.device.ops, self._worker.slots.table.shape[1]
+        blank = blank_step(ops, size, self._axes, width)
+        ids = torch.arange(size, device=ops.device) % self._vocabulary
+        seen: list[list[int]] = []
+        for lengths in self._lengths(size):
+            if lengths in seen:
+                continue
+            seen.append(lengths)
+            table = torch.full((size, width), _FIRST, dtype=torch.int32)
+            ends = (torch.tensor(lengths) - 1) // self.device.block_size
+            table[torch.arange(size), ends] = self._last
+            meta = ops.make_meta([1] * size, lengths, table.to(ops.device), blank.meta.slots)
+            yield replace(blank, ids=ids, meta=meta)
+
+    def _lengths(self, size: int) -> Iterator[list[int]]:
+        block, most = self.device.block_size, self._worker.limits.max_model_len
+        yield [min(most, 2 + row % (block - 1)) for row in range(size)]
+        yield [min(most, block + 2 + row) for row in range(size)]
+        yield [most] * size
+
+    @contextmanager
+    def filled_cache(self) -> Iterator[None]:
+        """Meanwhile the mean of the values that a row sees depends on all of its length: they lie below zero, but for
+        those of the last block, which weigh as much as all blocks before it."""
+        width = self._worker.slots.table.shape[1]
+        self._fill({_FIRST: -1.0, self._last: float(width)})
+        try:
+            yield
+        finally:
+            self._fill({_FIRST: 0.0, self._last: 0.0})
+
+    def _fill(self, scales: dict[int, float]) -> None:
+        ops, generator = self.device.ops, torch.Generator().manual_seed(0)
+        for kv in self._worker.caches:
+            for block, scale in scales.items():
+                keys, values = (
+                    torch.rand(part.shape, generator=generator).to(part.dtype)
+                    for part in ops.export_block(kv, block)
+                )
+                ops.import_block(kv, block, keys * bool(scale), values * scale)

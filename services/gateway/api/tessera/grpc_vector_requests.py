@@ -1,0 +1,119 @@
+"""The messages of vectors and scores, checked and turned into our own types."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from services.gateway.api.pooling import Pooling
+from services.gateway.api.tessera.grpc_conversation import read_conversation
+from services.gateway.decoding.bounds import at_most, whole, wrong
+from services.gateway.model.pooled_model import Floats, Task
+from services.gateway.reading.generation import Prompt, conversation_prompt
+from services.gateway.reading.options import GenerationOptions
+from services.gateway.reading.pooled import (
+    MOST_INPUTS,
+    PooledFields,
+    finishing,
+    read_inputs,
+    read_pooled_prompt,
+    read_prompt_name,
+    read_task,
+    require_messages_alone,
+)
+from services.gateway.reading.scored_texts import ScoredTexts, TextPairFields, read_texts
+from services.gateway.reading.valid_request import ValidRequest
+from tessera.gateway.v1.vectors_pb2 import PoolInput, PoolRequest, RerankRequest, ScoreRequest
+from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Prompts that become vectors, and where a message has each of them."""
+
+    requests: Sequence[ValidRequest]
+    fields: Sequence[str]
+    finish: Callable[[Floats], Floats]  # from a vector as decoders give it to what a response shows
+    labels: Sequence[str]  # of its numbers, where they have names
+
+
+def read_pool(request: PoolRequest, pooling: Pooling) -> tuple[Inputs, GenerationOptions]:
+    """Inputs or a conversation. Raises InvalidRequest naming the field as REST does, or NotFound."""
+    model = pooling.model
+    task = read_task(request.task or None, model)
+    pooled = pooling.served(task)
+    finish = finishing(pooled, _given(request, "dimensions"), _given(request, "use_activation"))
+    name = _given(request, "prompt_name")
+    prompts: Sequence[Prompt]
+    if request.messages:
+        require_messages_alone(request.input or None, name)
+        conversation = read_conversation(request.messages, request.chat_template_kwargs_json)
+        conversation.continue_final_message = request.continue_final_message
+        conversation.add_generation_prompt = request.add_generation_prompt
+        if request.add_generation_prompt and request.continue_final_message:
+            raise wrong(
+                "add_generation_prompt",
+                "cannot be true beside continue_final_message: the last message is gone on with",
+            )
+        prompts = [conversation_prompt(PrepareRequest(conversation=conversation), model)]
+        fields = ["messages"]
+    else:
+        at_most("input", len(request.input), MOST_INPUTS)
+        given: list[Any] = [_input(one) for one in request.input]
+        prompts = read_inputs(given or None, model, read_prompt_name(name, pooled))
+        fields = [f"input[{index}]" for index in range(len(prompts))]
+    options = PooledFields(**_options(request))
+    requests = [read_pooled_prompt(options, prompt, model, pooled) for prompt in prompts]
+    labels = pooled.labels if task is Task.CLASSIFY else ()
+    return Inputs(requests, fields, finish, labels), options.options()
+
+
+def read_score(request: ScoreRequest, pooling: Pooling) -> tuple[ScoredTexts, GenerationOptions]:
+    """Queries and texts. Raises InvalidRequest naming the field as REST does, or NotFound."""
+    return _scored(request, request.queries, "queries", pooling)
+
+
+def read_rerank(request: RerankRequest, pooling: Pooling) -> tuple[ScoredTexts, GenerationOptions]:
+    """A query and texts. Raises InvalidRequest naming the field as REST does, or NotFound."""
+    whole("top_n", _given(request, "top_n"), 1, 1 << 31)
+    return _scored(request, request.query, "query", pooling)
+
+
+def _scored(
+    request: ScoreRequest | RerankRequest,
+    queries: str | Sequence[str],
+    query_field: str,
+    pooling: Pooling,
+) -> tuple[ScoredTexts, GenerationOptions]:
+    texts = read_texts(queries, request.documents, query_field, "documents")
+    asked = TextPairFields(
+        instruction=_given(request, "instruction"),
+        use_activation=_given(request, "use_activation"),
+        **_options(request),
+    )
+    pooled = pooling.served(Task.SCORE)
+    return ScoredTexts(asked, texts, pooling.model, pooled), asked.options()
+
+
+def _input(given: PoolInput) -> str | list[int]:
+    if given.WhichOneof("prompt") == "token_ids":
+        return list(given.token_ids.ids)
+    return given.text
+
+
+def _options(request: PoolRequest | ScoreRequest | RerankRequest) -> dict[str, Any]:
+    """The fields of `PooledFields`; what is not set is None."""
+    options = request.options
+    optional = (
+        "truncate_prompt_tokens", "add_special_tokens", "priority", "timeout", "cache_salt",
+    )  # fmt: skip
+    return {
+        "model": request.model or None,
+        "user": options.user or None,
+        "service_tier": options.service_tier or None,
+        **{name: _given(options, name) for name in optional},
+    }
+
+
+def _given(message: Any, name: str) -> Any:
+    """The value of an optional field; None if it is not set."""
+    return getattr(message, name) if message.HasField(name) else None

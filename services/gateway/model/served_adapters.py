@@ -1,0 +1,25 @@
+"""The LoRA adapters that requests may name."""
+
+from collections.abc import Iterator, Mapping
+
+
+class ServedAdapters(Mapping[str, str]):
+    """Digests of weights (`LoraAdapter.lora_id`) by name: those that were given at the start, and those loaded since.
+    May be read on any thread; each read sees all or nothing of a change."""
+
+    def __init__(self, fixed: Mapping[str, str] | None = None) -> None:
+        self.fixed: Mapping[str, str] = dict(fixed or {})
+        self._all = self.fixed
+
+    def serve(self, loaded: Mapping[str, str]) -> None:
+        """Serves these beside the ones that were given at the start, which keep their names."""
+        self._all = {**self.fixed, **{k: v for k, v in loaded.items() if k not in self.fixed}}
+
+    def __getitem__(self, name: str) -> str:
+        return self._all[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)

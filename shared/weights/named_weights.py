@@ -1,0 +1,123 @@
+"""The tensors of one part of a model, such as its decoder or its tower, by names that no checkpoint's age changes."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+
+from torch import Tensor
+
+from shared.checkpoint.folder import Checkpoint
+from shared.checkpoint.weight_reader import WeightReader
+from shared.errors import InvalidRequest
+from shared.weights.linear_weight import LinearWeight, StoredWeight
+
+# Element types that are numbers by themselves, as safetensors spells them.
+_NUMBERS = ("F64", "F32", "BF16", "F16")
+
+
+class NamedWeights:
+    """Tensors of a checkpoint, taken one by one: each must be there, in the shape that config.json says, and `finish`
+    checks that none is left."""
+
+    def __init__(self, checkpoint: Checkpoint, names: Mapping[str, str]) -> None:
+        """names: of each tensor the name by which it is taken, and that in the checkpoint."""
+        self._checkpoint = checkpoint
+        self._names = names
+        self._taken: set[str] = set()
+        self._reader = WeightReader(checkpoint, names.values())
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a tensor as it is stored. Raises InvalidRequest if it is missing."""
+        return self._checkpoint.shape(self._stored(name))
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """One tensor, mapped. Raises InvalidRequest if it is missing or has another shape."""
+        return self._reader.tensor(self._claim(name, shape))
+
+    def take_linear(
+        self, name: str, out: int, inputs: int, bias: bool = False, factor: float = 1
+    ) -> LinearWeight:
+        """A linear layer: the tensors `name`.weight [out, inputs] and, with `bias`, `name`.bias [out]. The weight is
+        read when it is packed, of a shard nothing but its part; it is multiplied by `factor` in the type in which it is
+        stored. Raises InvalidRequest as `take` does, and for a layer that is stored as other than numbers."""
+        stored = self._claim_weight(name, (out, inputs))
+        shift = self.take(f"{name}.bias", out) if bias else None
+        read = partial(self._reader.part, stored)
+
+        def scaled(rows: slice, columns: slice) -> Tensor:
+            return read(rows, columns) * factor
+
+        return StoredWeight(name, out, inputs, shift, read if factor == 1 else scaled)
+
+    def take_convolution(
+        self, name: str, out: int, *kernel: int, bias: bool = False
+    ) -> LinearWeight:
+        """A convolution whose steps are as wide as its kernel, such as that of patches, as the linear layer that it is:
+        the tensors `name`.weight [out, *kernel], of which each output's become its inputs, and `name`.bias [out]. See
+        `take_linear`."""
+        stored = self._claim_weight(name, (out, *kernel))
+        shift = self.take(f"{name}.bias", out) if bias else None
+
+        def read(rows: slice, columns: slice) -> Tensor:
+            return self._reader.tensor(stored).flatten(1)[rows, columns]
+
+        return StoredWeight(name, out, math.prod(kernel), shift, read)
+
+    def finish(self) -> None:
+        """Once everything is packed: says how long that took. Raises InvalidRequest for tensors that were never asked
+        for."""
+        if left := self._left():
+            raise self._bad("config.json has no use for", [self._names[name] for name in left])
+        self._reader.finish()
+
+    def _left(self) -> list[str]:
+        return sorted(name for name in self._names if name not in self._taken)
+
+    def _claim_weight(self, layer: str, shape: tuple[int, ...]) -> str:
+        """`_claim` for a layer's weight."""
+        name, bias = f"{layer}.weight", f"{layer}.bias"
+        stored = self._names.get(name)
+        if stored is None:
+            parts = [part for part in self if part.startswith(f"{layer}.") and part != bias]
+            if parts:
+                found = ", ".join(sorted(self._names[part] for part in parts))
+                raise self._quantized(f"{found} in the place of a weight")
+        elif (kind := self._checkpoint.dtype(stored)) not in _NUMBERS:
+            raise self._quantized(f"{stored} in {kind}")
+        return self._claim(name, shape)
+
+    def _claim(self, name: str, shape: tuple[int, ...]) -> str:
+        """The name in the checkpoint of a tensor that has this shape; it counts as taken."""
+        stored = self._stored(name)
+        found = self._checkpoint.shape(stored)
+        if found != shape:
+            raise self._bad(
+                f"config.json says {list(shape)} but stored is {list(found)}:", [stored]
+            )
+        self._taken.add(name)
+        return stored
+
+    def _stored(self, name: str) -> str:
+        if name not in self._names:
+            raise self._bad("the checkpoint lacks", [name])
+        return self._names[name]
+
+    def _quantized(self, what: str) -> InvalidRequest:
+        return InvalidRequest(
+            "UNSUPPORTED_WEIGHTS",
+            f"{self._checkpoint.folder} has {what}: quantized checkpoints are not supported yet; serve the model in"
+            " float32, float16 or bfloat16",
+            field="model",
+        )
+
+    def _bad(self, what: str, names: Sequence[str]) -> InvalidRequest:
+        shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        return InvalidRequest(
+            "BAD_CHECKPOINT", f"{self._checkpoint.folder}: {what} {shown}", field="model"
+        )

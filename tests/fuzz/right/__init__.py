@@ -1,0 +1,1 @@
+"""Right bodies, by API."""
