@@ -17,6 +17,9 @@ ENVIRONMENT = {
     "HCCL_CONNECT_TIMEOUT": "600",
     "HCCL_EXEC_TIMEOUT": "60",
 }
+# For ranks whose steps are captured as graphs: collectives then run on the vector cores, and take none of the streams
+# of which graphs need many.
+ENVIRONMENT_OF_CAPTURED_RANKS = {"HCCL_OP_EXPANSION_MODE": "AIV"}
 _RUNTIME = "libascendcl.so"
 _OPERATORS = "libatb.so"
 _KERNELS = "libopapi.so"

@@ -32,6 +32,8 @@ from shared.net.redis.url import with_password
 
 # Variables that programs need to start.
 _NEEDED = ("PATH", "HOME", "LANG", "LC_", "LD_", "PYTHON", "TMPDIR", "TZ", "HF_HOME")
+# By which CANN is told which of its devices there are.
+VISIBLE_NPUS = "ASCEND_RT_VISIBLE_DEVICES"
 DEMO_MODEL = Path(__file__).parent / "demo_model" / "checkpoint"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
 
@@ -251,6 +253,22 @@ class ComputeSettings(Settings):
         os.environ["TESSERA_CPU_ARITHMETIC"] = self.cpu_arithmetic
 
 
+class NpuDeviceSettings(ComputeSettings):
+    """Settings of the services that compute the model, where they run in containers."""
+
+    npu_devices: str = Field(
+        "",
+        description="Numbers of the host's NPUs that this container was given, such as 0,2,4-7: the service takes as"
+        " many of them as it needs for itself alone, of those that no other container of its kind has taken"
+        " (TESSERA_NPU_LEASE_DIR is the folder by which they know). Unless given it takes the first that it sees.",
+    )
+    npu_devices_beside: str = Field(
+        "",
+        description="Those that containers of the other kind, decoders or vision encoders, were given. On one that both"
+        " were given memory is divided: 0.75 for the decoder and 0.15 for the encoder, unless shares are given.",
+    )
+
+
 class ProfileSettings(Settings):
     """A setting of the services that compute the model, and of `tessera serve`."""
 
@@ -348,6 +366,19 @@ def set_process_environment(**values: str) -> None:
     """Sets variables that libraries read when they are imported; a value that is set already stays."""
     for name, value in values.items():
         os.environ.setdefault(name, value)
+
+
+def npu_lease_folder() -> Path:
+    """Where processes of this host see which NPUs others have (`npu_leases.py`): `TESSERA_NPU_LEASE_DIR`, or a folder
+    of /tmp that every user may write to. No field of the services' settings: `tessera serve` goes by it as well.
+    """
+    return Path(os.environ.get("TESSERA_NPU_LEASE_DIR") or "/tmp/tessera-npus")
+
+
+def show_npus(numbers: Iterable[int]) -> None:
+    """To CANN in this process and those that it starts: these NPUs alone, of all that it would see. CANN reads it when
+    it is first asked for devices."""
+    os.environ[VISIBLE_NPUS] = ",".join(map(str, numbers))
 
 
 def diagnostics_folder() -> Path | None:

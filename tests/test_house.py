@@ -14,7 +14,7 @@ import shared
 
 ROOT = Path(__file__).parents[1]
 LONGEST_FILE = 500  # lines
-LONGEST_MAIN = 30
+LONGEST_MAIN = 31
 
 
 def tracked(*patterns: str) -> list[Path]:

@@ -6,7 +6,7 @@ from services.decoder.parallel.leader import Leader
 from services.decoder.settings import DecoderSettings
 from services.families.check import Parts
 from services.families.prepare import prepare_model
-from shared import ascend, service_process
+from shared import ascend, npu_leases, service_process
 from shared.settings import set_process_environment
 from shared.telemetry.logs import configure_logs
 
@@ -17,6 +17,7 @@ def main() -> None:
     configure_logs("decoder", settings.log_level, settings.log_format)
     # Idle OpenMP threads that spin for long would take the cores of the other services.
     set_process_environment(GOMP_SPINCOUNT="10000", **ascend.ENVIRONMENT)
+    settings = npu_leases.for_decoder(settings, settings.tensor_parallel_size)
     settings = prepare_model(settings, Parts.WEIGHTS, **settings.computation)
     service_process.load_without_collecting()
     leader = Leader.start(settings) if settings.tensor_parallel_size > 1 else None

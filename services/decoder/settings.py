@@ -9,6 +9,7 @@ from shared.settings import (
     ComputeSettings,
     LoraSettings,
     ModelLengthSettings,
+    NpuDeviceSettings,
     ProfileSettings,
     ServiceSettings,
 )
@@ -106,7 +107,7 @@ class DecoderOptions(ComputeSettings, LoraSettings, ModelLengthSettings, Profile
         }
 
 
-class DecoderSettings(DecoderOptions, ServiceSettings):
+class DecoderSettings(DecoderOptions, NpuDeviceSettings, ServiceSettings):
     """Flags, and `TESSERA_DECODER_*` in the environment."""
 
     ENV_PREFIXES: ClassVar[tuple[str, ...]] = ("TESSERA_DECODER_", "TESSERA_")

@@ -15,7 +15,12 @@ from services.launcher.doctor import hardware
 from services.launcher.model_folder import with_model_folder
 from services.launcher.ports import require_free
 from services.launcher.redis.embedded_redis import PRIVATE, EmbeddedRedis
-from services.launcher.service_commands import KEY_VARIABLES, ServiceCommands, gateway_addresses
+from services.launcher.service_commands import (
+    KEY_VARIABLES,
+    ServiceCommands,
+    count_encoders,
+    gateway_addresses,
+)
 from services.launcher.settings import ServeSettings
 from services.launcher.state.folders import Folders
 from services.launcher.supervise.probe import RedisProbe
@@ -23,7 +28,7 @@ from services.launcher.supervise.process import Program
 from services.launcher.supervise.process_table import ProcessTable, System, waiting
 from services.launcher.supervise.supervised_process import GaveUp, SupervisedProcess
 from services.launcher.supervise.supervisor import Supervisor
-from shared import access, processors
+from shared import access, npu_leases, processors
 from shared.errors import ServingError
 from shared.net.server_tls import ServerTls
 from shared.settings import child_environment
@@ -53,6 +58,7 @@ def main(arguments: list[str]) -> int:
             redis_check.require(queue_url)
         configure_logs("launcher", settings.log_level, settings.log_format)  # for a download
         settings = with_model_folder(settings)
+        npus = _lease(npus, settings)
         with Folders(settings.state_folder) as folders:
             return asyncio.run(_serve(settings, folders, npus))
     except ServingError as error:
@@ -62,6 +68,18 @@ def main(arguments: list[str]) -> int:
             configure_logs("launcher", settings.log_level, settings.log_format)
             log.critical("cannot serve", reason=error.reason, error=error.message)
         return 1
+
+
+def _lease(npus: list[int], settings: ServeSettings) -> list[int]:
+    """As many of the NPUs as decoders and encoders have a use for, of those that no other system of this host has.
+    Raises Unavailable where a decoder would have none, or too few for its ranks."""
+    if not npus:
+        return []
+    ranks, encoders = settings.tensor_parallel_size, count_encoders(settings)
+    wanted = settings.decoders * ranks
+    if wanted > len(npus) and ranks > 1:
+        return npus  # which is refused for that, and not for what others have
+    return npu_leases.take(npus, min(wanted, len(npus)), wanted + encoders)
 
 
 def _ports(settings: ServeSettings) -> dict[str, int]:

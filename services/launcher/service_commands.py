@@ -8,8 +8,7 @@ from pathlib import Path
 from services.decoder.settings import DecoderSettings
 from services.families import registry
 from services.gateway.settings import GatewaySettings
-from services.launcher.ascend.host import VISIBLE
-from services.launcher.ascend.placement import ENCODER_SHARE, SHARE_BESIDE_ENCODER, Placement, place
+from services.launcher.ascend.placement import Placement, place
 from services.launcher.settings import ServeSettings
 from services.launcher.state.folders import Folders
 from services.launcher.supervise.probe import HeartbeatProbe
@@ -20,7 +19,14 @@ from services.vision_encoder.settings import VisionEncoderSettings
 from shared import ascend, processors
 from shared.checkpoint.folder import Checkpoint
 from shared.lora.modules import absolute
-from shared.settings import ServiceSettings, child_environment, python_path, unless_set
+from shared.npu_leases import ENCODER_SHARE, SHARE_BESIDE_ENCODER
+from shared.settings import (
+    VISIBLE_NPUS,
+    ServiceSettings,
+    child_environment,
+    python_path,
+    unless_set,
+)
 
 _ROOT = Path(__file__).parents[2]
 _PORTS_APART = 10  # between one gateway and the next
@@ -101,6 +107,14 @@ def gateway_addresses(settings: ServeSettings) -> list[GatewayAddress]:
     ]
 
 
+def count_encoders(settings: ServeSettings) -> int:
+    """Vision encoders that are started. Raises InvalidRequest if the model is of no known architecture."""
+    if settings.vision_encoders is not None:
+        return settings.vision_encoders
+    family = registry.find(Checkpoint(settings.model, settings.family))
+    return int(family.takes_media and not settings.language_model_only)
+
+
 class ServiceCommands:
     """Builds the program of every process, from the settings and the folders of this instance."""
 
@@ -113,12 +127,7 @@ class ServiceCommands:
         self._settings = settings
         self._folders = folders
         self._redis_url = redis_url
-        needs_encoder = (
-            registry.find(Checkpoint(settings.model, settings.family)).takes_media
-            and not settings.language_model_only
-        )
-        given = settings.vision_encoders
-        self._encoders = int(needs_encoder) if given is None else given
+        self._encoders = count_encoders(settings)
         ranks = settings.tensor_parallel_size
         self._placement = (
             place(npus, settings.decoders, self._encoders, ranks) if npus else Placement([], [])
@@ -211,7 +220,7 @@ class ServiceCommands:
                 service, threads, listen=listen, advertise=listen, heartbeat=str(heartbeat), **own
             )
             if npus:
-                environment[VISIBLE] = ",".join(map(str, npus[number]))
+                environment[VISIBLE_NPUS] = ",".join(map(str, npus[number]))
             programs.append(
                 Program(
                     name,

@@ -5,7 +5,7 @@ from functools import partial
 from services.families.check import Parts
 from services.families.prepare import prepare_model
 from services.vision_encoder.settings import VisionEncoderSettings
-from shared import ascend, service_process
+from shared import ascend, npu_leases, service_process
 from shared.settings import set_process_environment
 from shared.telemetry.logs import configure_logs
 
@@ -17,6 +17,7 @@ def main() -> None:
     # Read when torch is imported: threads spin briefly between operations, then leave the cores to the decoder.
     libraries = {"GOMP_SPINCOUNT": "10000", "TRANSFORMERS_VERBOSITY": "error"}
     set_process_environment(**libraries, **ascend.ENVIRONMENT)
+    settings = npu_leases.for_encoder(settings)
     settings = prepare_model(settings, Parts.WEIGHTS, device=settings.device, dtype=settings.dtype)
 
     service_process.load_without_collecting()

@@ -4,10 +4,10 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from shared.settings import ComputeSettings, ProfileSettings, ServiceSettings
+from shared.settings import NpuDeviceSettings, ProfileSettings, ServiceSettings
 
 
-class VisionEncoderSettings(ComputeSettings, ProfileSettings, ServiceSettings):
+class VisionEncoderSettings(NpuDeviceSettings, ProfileSettings, ServiceSettings):
     """Flags `--encoder-cache-bytes` and so on; variables `TESSERA_VISION_ENCODER_ENCODER_CACHE_BYTES` and so on."""
 
     ENV_PREFIXES: ClassVar[tuple[str, ...]] = ("TESSERA_VISION_ENCODER_", "TESSERA_")

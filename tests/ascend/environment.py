@@ -42,6 +42,8 @@ def npu_environment(
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "LD_LIBRARY_PATH": _joined(LIBRARIES, base.get("LD_LIBRARY_PATH")),
         "PYTHONPATH": _joined(_SITE, WHEEL.parent, ROOT, ROOT / "protos", base.get("PYTHONPATH")),
+        # Devices that are simulated here are others than those of other folders.
+        "TESSERA_NPU_LEASE_DIR": str(LIBRARIES.parent / "npu_leases"),
         "FAKE_NPU_SOC": f"Ascend{npu}",
         "FAKE_NPU_COUNT": str(devices),
         "FAKE_NPU_BYTES": str(_HBM[npu] // _HBM_SHARE if hbm_bytes is None else hbm_bytes),

@@ -18,10 +18,16 @@ from services.decoder.parallel import messages
 from services.decoder.parallel.messages import NUMBER, Order, Report
 from services.decoder.parallel.place import Place
 from services.decoder.settings import DecoderSettings
+from shared import ascend
 from shared.child_process.activity import ProcessActivity
 from shared.child_process.die_with_parent import die_with_parent
 from shared.devices import resolve_device
-from shared.settings import child_environment, listed_in_environment, python_path
+from shared.settings import (
+    child_environment,
+    listed_in_environment,
+    python_path,
+    set_process_environment,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -69,6 +75,8 @@ class Leader:
         """Starts the other ranks, which end with this thread; called before this process imports what it computes with,
         so that they do so at the same time. Raises InvalidRequest for a device that is not there."""
         device = resolve_device(settings.device)
+        if device == "npu" and settings.graphs != "off":
+            set_process_environment(**ascend.ENVIRONMENT_OF_CAPTURED_RANKS)
         meeting = os.memfd_create("tessera-ranks")
         path = Path(f"/proc/self/fd/{meeting}")  # the same in every rank, which inherits it
         leader = cls(Place.among(settings, 0, path), meeting)

@@ -16,12 +16,15 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]
 
 from services.decoder.ranks.share import Share
 from shared.errors import Unavailable
-from shared.settings import set_process_environment
+from shared.settings import listed_in_environment, set_process_environment
 
 T = TypeVar("T")
 
 _LOADING_S = 600.0  # that one rank may load longer than another
 _CALL_S = 60.0  # that one may come later to a call than another
+# By HCCL, which gives up by itself after one of these, and then says why: torch has to wait longer than both.
+_HCCL_TIMEOUTS = ("HCCL_CONNECT_TIMEOUT", "HCCL_EXEC_TIMEOUT")
+_LONGER_S = 60.0
 _HOST_BACKEND = "gloo"
 
 # Newer versions of torch have another name for it, and warn of the old one.
@@ -118,7 +121,7 @@ def connect(share: Share, backend: str, meeting: Path) -> RankGroup:
     set_process_environment(GLOO_SOCKET_IFNAME="lo")  # all are on this machine
     store = FileStore(str(meeting), share.size)
     _settle(store, share, 0)
-    patience = timedelta(seconds=_CALL_S)
+    patience = timedelta(seconds=patience_s(backend))
     _complete(
         lambda: dist.init_process_group(
             backend,
@@ -130,8 +133,17 @@ def connect(share: Share, backend: str, meeting: Path) -> RankGroup:
     )
     if backend == _HOST_BACKEND:
         return RankGroup(share, backend, store=store)
-    on_host = _complete(lambda: dist.new_group(backend=_HOST_BACKEND, timeout=patience))
+    on_host_patience = timedelta(seconds=_CALL_S)
+    on_host = _complete(lambda: dist.new_group(backend=_HOST_BACKEND, timeout=on_host_patience))
     return RankGroup(share, backend, on_host, store)
+
+
+def patience_s(backend: str) -> float:
+    """Seconds after which torch gives up a call of this backend."""
+    if backend != "hccl":
+        return _CALL_S
+    given = [listed_in_environment(name, 0) for name in _HCCL_TIMEOUTS]
+    return max([_LOADING_S, *(float(text) for text in given if text.isdecimal())]) + _LONGER_S
 
 
 def _settle(store: FileStore, share: Share, number: int) -> None:

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from shared.settings import child_environment
+from shared.settings import VISIBLE_NPUS, child_environment
 
 # Beside /dev/davinci<number>, one for each chip.
 CONTROL_FILES = ("davinci_manager", "devmm_svm", "hisi_hdc")
-VISIBLE = "ASCEND_RT_VISIBLE_DEVICES"
 _NPU_SMI = ("usr/local/bin/npu-smi", "usr/local/sbin/npu-smi", "usr/bin/npu-smi")
 _PROBE_S = 30.0
 _NPU_SMI_S = 20.0
@@ -76,7 +75,7 @@ class AscendHost:
 
     def visible(self) -> list[int] | None:
         """The numbers in ASCEND_RT_VISIBLE_DEVICES; None if all devices are visible."""
-        given = self.environment.get(VISIBLE)
+        given = self.environment.get(VISIBLE_NPUS)
         return None if given is None else [int(number) for number in re.findall(r"\d+", given)]
 
     def usable(self) -> list[int]:

@@ -6,10 +6,6 @@ from itertools import chain
 
 from shared.errors import InvalidRequest
 
-# A decoder's share of a device's memory that a vision encoder computes on too.
-SHARE_BESIDE_ENCODER = 0.75
-ENCODER_SHARE = 0.15  # of all encoders on a device that a decoder computes on too
-
 
 @dataclass(frozen=True)
 class Placement:

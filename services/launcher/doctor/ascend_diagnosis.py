@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from services.launcher.ascend import npu_smi, versions
-from services.launcher.ascend.host import CONTROL_FILES, LIBRARIES, VISIBLE, AscendHost
+from services.launcher.ascend.host import CONTROL_FILES, LIBRARIES, AscendHost
 from services.launcher.doctor.finding import Finding
 from shared.ascend import NNAL, TOOLKIT
 from shared.errors import InvalidRequest
+from shared.settings import VISIBLE_NPUS
 
 _TOOLKIT_SCRIPTS = (TOOLKIT, "/usr/local/Ascend/cann/set_env.sh")
 _NNAL_SCRIPTS = (NNAL,)
@@ -18,6 +19,8 @@ _INSTALL_CANN = (
     " docker compose -f compose.yaml -f compose.ascend.yaml up"
 )
 _NNAL_LIBRARY = LIBRARIES[-1]
+# Some releases of torch_npu want the torch with the label `+cpu` on x86_64, which no other index has.
+_TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 _LEAST_HELD_MB = 1024  # what services of the system hold is less
 _IMPORT_S = 120.0
 _IMPORT = """
@@ -60,8 +63,8 @@ def _device_files(host: AscendHost) -> Iterator[Finding]:
     used = chips if visible is None else [chip for chip in chips if _number(chip) in visible]
     if not used:
         numbers = ", ".join(str(_number(chip)) for chip in chips)
-        found = f"{VISIBLE} names none of the devices here ({numbers})"
-        yield Finding("npu devices", found, f"unset {VISIBLE}, or name some of them")
+        found = f"{VISIBLE_NPUS} names none of the devices here ({numbers})"
+        yield Finding("npu devices", found, f"unset {VISIBLE_NPUS}, or name some of them")
         return
     control = [host.path(f"/dev/{name}") for name in CONTROL_FILES]
     faults = [fault for file in (*used, *control) if (fault := _openable(file))]
@@ -159,7 +162,7 @@ def _chip(number: int, chip: npu_smi.Chip, is_used: bool) -> Iterator[Finding]:
         yield Finding(
             f"{what} memory",
             f"{held / 1024:.1f} GiB are held by other processes: {names}",
-            f"see them with `ps -fp {pids}` and end them, or choose other devices with {VISIBLE}, or lower"
+            f"see them with `ps -fp {pids}` and end them, or choose other devices with {VISIBLE_NPUS}, or lower"
             " --gpu-memory-utilization",
             needed=is_used,
         )
@@ -223,7 +226,7 @@ def _pair(host: AscendHost) -> Finding:
     if torch and not versions.belong_together(torch, torch_npu):
         base = ".".join(map(str, versions.number(torch_npu)[:3]))
         found = f"{torch_npu} was built for torch {base}, and torch {torch} is installed"
-        return Finding(what, found, f"pip install torch=={base}")
+        return Finding(what, found, f"pip install --extra-index-url {_TORCH_INDEX} torch=={base}")
     return Finding(what, f"{torch_npu} with torch {torch or '(not found)'}")
 
 
@@ -262,7 +265,7 @@ def _runtime(host: AscendHost) -> Iterator[Finding]:
         yield Finding(
             "npu runtime",
             "CANN's runtime sees no device",
-            f"unset {VISIBLE}; `npu-smi info` shows them",
+            f"unset {VISIBLE_NPUS}; `npu-smi info` shows them",
         )
 
 
@@ -290,5 +293,5 @@ def _import_remedy(words: str) -> str:
     if "undefined symbol" in words:
         return "torch, torch_npu, CANN and NNAL are not of one set: docs/ascend.md has the table"
     if "Two accelerators" in words:
-        return "install a torch without CUDA: TORCH_INDEX=https://download.pytorch.org/whl/cpu"
+        return f"install a torch without CUDA: TORCH_INDEX={_TORCH_INDEX}"
     return "ASCEND_GLOBAL_LOG_LEVEL=1 ASCEND_SLOG_PRINT_TO_STDOUT=1 python -c 'import torch_npu' says more"

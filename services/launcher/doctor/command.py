@@ -61,8 +61,12 @@ def main(arguments: list[str]) -> int:
 def examine(settings: DoctorSettings) -> Iterator[Finding]:
     """Checks everything, one after the other."""
     yield _python()
-    yield from (Finding(what, found) for what, found in hardware.describe())
-    if (host := AscendHost()).chips() or settings.npu or settings.device == "npu":
+    host = AscendHost()
+    looks_at_npus = bool(host.chips()) or settings.npu or settings.device == "npu"
+    for what, found in hardware.describe():
+        if what != "npu" or not looks_at_npus:  # else "npu devices" says what there is
+            yield Finding(what, found)
+    if looks_at_npus:
         yield from ascend_diagnosis.examine(host)
     yield from (_package(name) for name in _PACKAGES)
     yield _protos()

@@ -1,8 +1,8 @@
 """`tessera doctor --npu`: every operation of the NPU against the CPU's, as a table.
 
-The check (`services/decoder/devices/npu/check.py`) runs in a process of its own: a kernel that fails may end it. It
-prints a JSON object for each operation: `name`, `ok`, `error` (the largest difference), `us` (microseconds a call),
-`gb_s` and `detail`; all but the first two may be null.
+Decoder and vision encoder have a check each (`devices/npu/check.py`), in a process of its own: a kernel that fails may
+end it. It prints a JSON object for each operation (`shared/operation_check.py`): `name`, `ok`, `error` (the largest
+difference), `us` (microseconds a call), `gb_s` and `detail`; all but the first two may be null.
 """
 
 import json
@@ -15,40 +15,54 @@ from typing import Any
 from shared.settings import child_environment, python_path
 
 _ROOT = Path(__file__).parents[3]
-_COMMAND = (sys.executable, "-P", "-m", "services.decoder.devices.npu.check")
+_COMMANDS = tuple(
+    (sys.executable, "-P", "-m", f"services.{service}.devices.npu.check")
+    for service in ("decoder", "vision_encoder")
+)
 _LAST_LINES = 5
 _NAME_WIDTH = 52
 
 
-def run(command: Sequence[str] = _COMMAND) -> int:
-    """Prints a row for each operation. Returns 1 if one is wrong, none was tried, or the check ends early; else 0."""
+def run(commands: Sequence[Sequence[str]] = _COMMANDS) -> int:
+    """Prints a row for each operation. Returns 1 if one is wrong, a check tries none, or ends early; else 0."""
     print(f"\n{'':<8} {'operation':<{_NAME_WIDTH}} {'error':>9} {'us':>9} {'GB/s':>8}")
-    tried = wrong = 0
-    others: list[str] = []
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        env=child_environment(
-            PYTHONPATH=python_path(_ROOT, _ROOT / "protos"), TORCH_DEVICE_BACKEND_AUTOLOAD="0"
-        ),
-    ) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if (result := _result(line)) is None:
-                others = [*others, line.rstrip()][-_LAST_LINES:]
-                continue
-            tried += 1
-            wrong += not result["ok"]
-            print(_row(result), flush=True)
-    if process.returncode or not tried:
-        print("\n".join(f"{'':<8} {line}" for line in others))
+    checks = [_Check(command) for command in commands]
+    tried, wrong = sum(check.tried for check in checks), sum(check.wrong for check in checks)
     print(f"\n{tried - wrong} of {tried} operations are right.")
-    if process.returncode and not wrong:
-        print(f"The check did not come to its end: status {process.returncode}.")
-    return 1 if wrong or process.returncode or not tried else 0
+    for check in checks:
+        if check.status and not check.wrong:
+            print(f"A check did not come to its end: status {check.status}.")
+    return int(any(check.wrong or check.status or not check.tried for check in checks))
+
+
+class _Check:
+    """Runs one, and prints its rows as they come."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self.tried = self.wrong = 0
+        others: list[str] = []
+        with subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env=child_environment(
+                PYTHONPATH=python_path(_ROOT, _ROOT / "protos"),
+                TORCH_DEVICE_BACKEND_AUTOLOAD="0",
+            ),
+        ) as process:
+            assert process.stdout is not None
+            for line in process.stdout:
+                if (result := _result(line)) is None:
+                    others = [*others, line.rstrip()][-_LAST_LINES:]
+                    continue
+                self.tried += 1
+                self.wrong += not result["ok"]
+                print(_row(result), flush=True)
+        self.status = process.returncode
+        if self.status or not self.tried:
+            print("\n".join(f"{'':<8} {line}" for line in others))
 
 
 def _result(line: str) -> dict[str, Any] | None:

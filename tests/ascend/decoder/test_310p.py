@@ -28,14 +28,16 @@ with tempfile.TemporaryDirectory(dir="/tmp") as socket:
 _CHECK = """
 import json, torch
 from services.decoder.devices.npu import trials
-from services.decoder.devices.npu.check import result_of_forms, try_case
+from services.decoder.devices.npu.check import result_of_forms
 from services.decoder.devices.npu.check_cases import Cases
 from services.decoder.devices.npu.device import NpuDevice
+from services.decoder.devices.npu.errors import explain
 from services.decoder.devices.npu.forms import Heads, Writing
 from services.decoder.steps.needs import AttentionKind
 from shared.errors import InvalidRequest
+from shared.operation_check import try_case
 device = NpuDevice(torch.float16)
-results = [try_case(device, case, "") for case in Cases(device)]
+results = [try_case(case, "", device.synchronize, explain) for case in Cases(device)]
 for asked in (Heads(4, 2, 64), Writing(2, 64)):
     forms = device.ops.known_forms(asked)
     tried = list(trials.here(device.ops, [(asked, form) for form in forms]))

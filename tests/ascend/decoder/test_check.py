@@ -9,10 +9,12 @@ import torch
 import torch_npu
 
 from services.decoder.devices.npu import trials
-from services.decoder.devices.npu.check import Result, result_of_forms, try_case
+from services.decoder.devices.npu.check import result_of_forms
 from services.decoder.devices.npu.check_cases import Cases
 from services.decoder.devices.npu.device import NpuDevice
+from services.decoder.devices.npu.errors import explain
 from services.decoder.devices.npu.forms import Asked, Heads, Writing
+from shared.operation_check import Result, try_case
 
 Arguments = dict[str, Any]
 
@@ -29,7 +31,8 @@ def try_forms(device: NpuDevice, asked: Asked) -> Result:
 
 
 def test_every_operation_is_right(device: NpuDevice) -> None:
-    wrong = [result for case in Cases(device) if not (result := try_case(device, case, "")).ok]
+    tried = [try_case(case, "", device.synchronize, explain) for case in Cases(device)]
+    wrong = [result for result in tried if not result.ok]
     assert not wrong
     heads = (Heads(4, 2, 64), Heads(4, 2, 64, window=True), Heads(8, 4, 256))
     for asked in (*heads, Writing(2, 192)):
@@ -137,6 +140,6 @@ def test_an_operation_that_fails_is_explained(
 
     monkeypatch.setattr(torch_npu, "npu_rms_norm", refuse)
     case = next(case for case in Cases(device) if case.name.startswith("rms_norm"))
-    result = try_case(device, case, "")
+    result = try_case(case, "", device.synchronize, explain)
     assert not result.ok
     assert result.detail is not None and "ASCEND_LAUNCH_BLOCKING=1" in result.detail

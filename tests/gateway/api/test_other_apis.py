@@ -226,7 +226,7 @@ async def test_a_key_is_looked_for_where_the_api_has_it(
         reply = await stage.http.post(LINE, json=BODY, headers=bearer)
         assert line_error(reply) == (401, "send a valid API key as `X-Line-Key: <key>`")
         assert "www-authenticate" not in reply.headers
-        reply = await stage.http.get("/v1/models", headers={"x-api-key": "sesame"})
+        reply = await stage.http.get("/v1/models", headers={"x-line-key": "sesame"})
         assert reply.status_code == 401
 
 

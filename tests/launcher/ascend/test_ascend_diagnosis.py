@@ -188,7 +188,8 @@ def test_a_torch_of_another_version(machine: AscendMachine) -> None:
     machine.package("torch", "2.13.0+cpu")
     found = the_fault(machine, "torch_npu")
     assert found.found == "2.9.0.post2 was built for torch 2.9.0, and torch 2.13.0+cpu is installed"
-    assert found.remedy == "pip install torch==2.9.0"
+    index = "https://download.pytorch.org/whl/cpu"
+    assert found.remedy == f"pip install --extra-index-url {index} torch==2.9.0"
 
 
 def test_a_cann_that_is_too_old(machine: AscendMachine) -> None:

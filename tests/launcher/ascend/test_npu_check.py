@@ -22,10 +22,14 @@ WRONG = {
 }
 
 
-def check(*lines: object, status: int = 0) -> int:
+def program(*lines: object, status: int = 0) -> list[str]:
     texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
-    program = f"import sys; print(*{texts!r}, sep='\\n'); sys.exit({status})"
-    return npu_check.run([sys.executable, "-c", program])
+    text = f"import sys; print(*{texts!r}, sep='\\n'); sys.exit({status})"
+    return [sys.executable, "-c", text]
+
+
+def check(*lines: object, status: int = 0) -> int:
+    return npu_check.run([program(*lines, status=status)])
 
 
 def test_all_right(capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,3 +59,13 @@ def test_a_check_that_tries_nothing_or_crashes_fails(
     printed = capsys.readouterr().out
     assert "libhccl.so: cannot open" in printed
     assert ("did not come to its end: status 139" in printed) == bool(status)
+
+
+def test_each_check_has_to_try_something_and_to_end(capsys: pytest.CaptureFixture[str]) -> None:
+    assert npu_check.run([program(RIGHT), program(RIGHT)]) == 0
+    assert npu_check.run([program(RIGHT), program("no module named torch_npu")]) == 1
+    assert npu_check.run([program(RIGHT, status=139), program(WRONG, status=1)]) == 1
+    printed = capsys.readouterr().out
+    assert "2 of 2 operations are right." in printed
+    assert "no module named torch_npu" in printed
+    assert printed.count("did not come to its end: status 139") == 1

@@ -291,6 +291,9 @@ def test_serve_on_a_machine_without_npus_is_refused_with_what_doctor_says(
     assert said.startswith("there is no /dev/davinci0: no driver is loaded")
     assert all(part in doctor.stdout for part in said.split("; remedy: "))
     assert "set_env.sh" in doctor.stdout or "install CANN's toolkit" in doctor.stdout
+    # One line says what devices there are, and no "npu  none" stands beside it.
+    lines = [line.split()[1:3] for line in doctor.stdout.splitlines() if line.strip()]
+    assert ["npu", "devices"] in lines and ["npu", "none"] not in lines
     assert not state.exists()
 
 

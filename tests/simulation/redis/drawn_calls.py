@@ -171,7 +171,8 @@ class Draw:
         sid = self._sid()
         register, speed = self._rng.choice(["0", "1"]), self._rng.choice(["", "120.5"])
         self._deadlines[sid] = self.now_us // 1000 + 1500
-        return "renew", [sid, "1500", register, "load", speed]
+        contents = self._rng.choice(["", "a1", "a1 b2"])
+        return "renew", [sid, "1500", register, "load", speed, contents]
 
     def _fence(self) -> Call:
         sid = self._sid()
@@ -309,7 +310,7 @@ class Draw:
         rng = self._rng
         name, gateway = rng.choice(["batch_a", "batch_b"]), rng.choice(self._sids)
         line = rng.choice("123")
-        match rng.randrange(9):
+        match rng.randrange(10):
             case 0 | 1:
                 words = ["x", "file-a", "20000", "9000", "2", "3000", "endpoint", "e"]
                 return "batch_create", [name, *words]
@@ -324,4 +325,6 @@ class Draw:
             case 7:
                 status = rng.choice(["in_progress", "finalizing", "completed", "cancelled"])
                 return "batch_note", [name, gateway, status, "outcome", "completed"]
+            case 8:
+                return "batch_release", [gateway, *rng.sample(["batch_a", "batch_b"], 2)]
         return "batch_cancel", [name, rng.choice(["x", "x", "y"])]

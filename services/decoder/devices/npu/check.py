@@ -5,52 +5,27 @@
 All but `name` and `ok` may be null. It ends with status 1 if something is not right.
 """
 
-import json
-import math
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
 from functools import partial
 
 import torch
 
 from services.decoder.devices.npu import trials
-from services.decoder.devices.npu.check_cases import Case, Cases
+from services.decoder.devices.npu.check_cases import Cases
 from services.decoder.devices.npu.device import NpuDevice
 from services.decoder.devices.npu.errors import explain
 from services.decoder.devices.npu.forms import Asked, Heads, Trial, Writing
 from shared.ascend import is_310p, npu_name
+from shared.operation_check import Result, seconds_of, try_case
 
 # Heads of queries, of keys, and the size of each, as models have them.
 _HEADS = ((14, 2, 64), (28, 4, 128), (32, 8, 128), (16, 16, 128), (8, 4, 256))
 _HEADS_WITH_SINKS = (64, 8, 64)
 _WRITTEN = ((2, 64), (8, 128))
-_REPEATS = 5
 # Of the buffers by which bandwidths are measured: at most, and of the device's memory.
 _MOST_BYTES = 256 << 20
 _PART = 128
-
-
-@dataclass(frozen=True)
-class Result:
-    """What is printed of one thing that was tried."""
-
-    name: str
-    ok: bool
-    error: float | None = None
-    us: float | None = None
-    gb_s: float | None = None
-    detail: str | None = None
-
-    def to_json(self) -> str:
-        """One line; what is not a number is null."""
-        values = asdict(self)
-        finite = {
-            name: None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in values.items()
-        }
-        return json.dumps(finite)
 
 
 def results(dtypes: tuple[torch.dtype, ...]) -> Iterator[Result]:
@@ -60,21 +35,8 @@ def results(dtypes: tuple[torch.dtype, ...]) -> Iterator[Result]:
         kind = str(dtype).removeprefix("torch.")
         yield from by_forms(device, kind)
         for case in Cases(device):
-            yield try_case(device, case, kind)
+            yield try_case(case, kind, device.synchronize, explain)
     yield from _bandwidths(device, min(_MOST_BYTES, device.memory().total // _PART))
-
-
-def try_case(device: NpuDevice, case: Case, kind: str) -> Result:
-    name = f"{case.name}, {kind}"
-    try:
-        found = [tensor.cpu().float() for tensor in case.run()]
-        seconds = _seconds(device, case.run)
-    except (RuntimeError, OSError) as error:
-        return Result(name, False, detail=explain(error))
-    pairs = zip(found, case.expected, strict=True)
-    worst = max(float((ours - theirs.float()).abs().max()) for ours, theirs in pairs)
-    ok = worst <= case.tolerance  # not a number is not less
-    return Result(name, ok, worst, 1e6 * seconds, case.nbytes / seconds / 1e9)
 
 
 def by_forms(device: NpuDevice, kind: str) -> Iterator[Result]:
@@ -129,24 +91,13 @@ def _bandwidths(device: NpuDevice, nbytes: int) -> Iterator[Result]:
         "copy to the host": (partial(host.copy_, here, non_blocking=True), nbytes),
     }
     for name, (copy, moved) in copies.items():
-        seconds = _seconds(device, copy)
+        seconds = seconds_of(copy, device.synchronize)
         yield Result(name, True, us=1e6 * seconds, gb_s=moved / seconds / 1e9)
     size = int((nbytes / 8) ** 0.5) // 16 * 16
     x = torch.zeros((size, size), dtype=torch.float16, device=ops.device)
-    seconds = _seconds(device, partial(torch.matmul, x, x))
+    seconds = seconds_of(partial(torch.matmul, x, x), device.synchronize)
     speed = f"{2 * size**3 / seconds / 1e12:.1f} TFLOPS"
     yield Result(f"product of {size} x {size}, float16", True, us=1e6 * seconds, detail=speed)
-
-
-def _seconds(device: NpuDevice, run: Callable[[], object]) -> float:
-    """Of one call, the first left out."""
-    run()
-    device.synchronize()
-    began = time.perf_counter()
-    for _ in range(_REPEATS):
-        run()
-    device.synchronize()
-    return max(1e-9, (time.perf_counter() - began) / _REPEATS)
 
 
 def main() -> int:

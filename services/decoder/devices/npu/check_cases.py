@@ -1,7 +1,6 @@
 """What `tessera doctor --npu` tries: every operation at shapes that tell, against the reference on the host."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -11,6 +10,7 @@ from services.decoder.devices.base.adapters import LinearPlace, Segment
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.npu.device import NpuDevice
 from services.decoder.steps.attention_meta import KVSpec, PagedKV
+from shared.operation_check import Case
 from shared.weights.linear_weight import in_memory
 
 _TOKENS = (1, 48, 300)
@@ -19,17 +19,6 @@ _ROTATED = ((14, 64), (28, 128), (16, 80))  # heads and their size
 _TOLERANCES = {torch.float16: 0.02, torch.bfloat16: 0.15}
 
 Run = Callable[[], Sequence[Tensor]]
-
-
-@dataclass(frozen=True)
-class Case:
-    """An operation: what it gives, what it should give, and the bytes that it reads and writes."""
-
-    name: str
-    run: Run
-    expected: Sequence[Tensor]
-    nbytes: int
-    tolerance: float
 
 
 class Cases:

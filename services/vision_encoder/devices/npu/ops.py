@@ -34,7 +34,7 @@ class NpuOps(TowerOps):
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__(device, dtype)
-        self._padded_size = cache(self._find_size)
+        self._kernel_size = cache(self._find_size)
 
     def pack_qkv(self, weight: LinearWeight, heads: int) -> Packed:
         """Outputs are filled up."""
@@ -87,7 +87,7 @@ class NpuOps(TowerOps):
     ) -> Tensor:
         """By the fused kernel, whose lengths are those of the host."""
         apart = qkv.unflatten(1, (3, heads, -1))
-        if apart.shape[-1] not in _HEAD_SIZES:
+        if self._kernel_size(segments.size) is None:
             plain = None if rotation is None else _with_signs(rotation)
             return super().attention(qkv, heads, segments, plain)
         rows = apart.transpose(0, 1).contiguous()  # [3, tokens, heads, size]
@@ -106,6 +106,16 @@ class NpuOps(TowerOps):
         """As one product and one sum in float32: within its rounding of the processor's values."""
         factor, offset = _pixel_line(scaling, raw.device)
         return torch.addcmul(offset, raw.float(), factor).to(self.dtype)
+
+    def attention_by(self, size: int) -> str:
+        """What computes attention of heads of `size`, for people."""
+        padded = self._kernel_size(size)
+        if padded is None:
+            return "plain torch"
+        return "fused" if padded == size else f"fused, as heads of {padded}"
+
+    def _padded_size(self, size: int) -> int:
+        return self._kernel_size(size) or size
 
     def _turned(self, rows: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Rotates [2, tokens, heads, padded size]; cos, sin: [1, tokens, 1, padded size]."""
@@ -142,9 +152,9 @@ class NpuOps(TowerOps):
         halves = x.unflatten(-1, (2, -1))
         return nn.functional.pad(halves, (0, (padded - size) // 2)).flatten(-2)
 
-    def _find_size(self, size: int) -> int:
+    def _find_size(self, size: int) -> int | None:
         """The smallest size from this one on with which the attention kernel gives what plain torch does: documents and
-        releases disagree. `size` itself if there is none: then plain torch computes."""
+        releases disagree. None if there is none: then plain torch computes."""
         generator = torch.Generator().manual_seed(0)
         shape = (3, sum(_TRIED), 2, size)
         drawn = torch.randn(shape, generator=generator).to(self.device, self.dtype)
@@ -162,7 +172,7 @@ class NpuOps(TowerOps):
             except RuntimeError as error:
                 log.info("no fused attention", head_size=padded, error=str(error).splitlines()[0])
         log.warning("attention of towers has no fused kernel here and is slow", head_size=size)
-        return size
+        return None
 
 
 def _calls(lengths: Sequence[int]) -> list[tuple[slice, Sequence[int]]]:
