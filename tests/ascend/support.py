@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-def run_python(code: str, environment: Mapping[str, str], timeout: float = 120) -> str:
+def run_python(code: str, environment: Mapping[str, str], timeout: float = 280) -> str:
     """What a Python process prints; raises CalledProcessError with its output if it fails."""
     run = subprocess.run(
         [sys.executable, "-c", code],
