@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from torch import Tensor
@@ -58,6 +58,15 @@ def try_case(
     worst = max(float((ours - theirs.float()).abs().max()) for ours, theirs in pairs)
     ok = worst <= case.tolerance  # not a number is not less
     return Result(name, ok, worst, 1e6 * seconds, case.nbytes / seconds / 1e9, case.detail)
+
+
+def print_results(results: Iterable[Result]) -> int:
+    """A line for each as it comes. Returns the process's exit status: 1 if something is not right."""
+    wrong = 0
+    for result in results:
+        wrong += not result.ok
+        print(result.to_json(), flush=True)
+    return int(bool(wrong))
 
 
 def seconds_of(run: Callable[[], object], synchronize: Callable[[], object]) -> float:

@@ -17,7 +17,7 @@ from services.decoder.devices.npu.device import NpuDevice
 from services.decoder.devices.npu.errors import explain
 from services.decoder.devices.npu.forms import Asked, Heads, Trial, Writing
 from shared.ascend import is_310p, npu_name
-from shared.operation_check import Result, seconds_of, try_case
+from shared.operation_check import Result, print_results, seconds_of, try_case
 
 # Heads of queries, of keys, and the size of each, as models have them.
 _HEADS = ((14, 2, 64), (28, 4, 128), (32, 8, 128), (16, 16, 128), (8, 4, 256))
@@ -104,12 +104,8 @@ def main() -> int:
     """Prints a line for each result as it comes."""
     print(Result("device", True, detail=f"{npu_name()}, torch {torch.__version__}").to_json())
     dtypes = (torch.float16,) if is_310p() else (torch.float16, torch.bfloat16)
-    wrong = 0
     with torch.inference_mode():
-        for result in results(dtypes):
-            wrong += not result.ok
-            print(result.to_json(), flush=True)
-    return int(bool(wrong))
+        return print_results(results(dtypes))
 
 
 if __name__ == "__main__":

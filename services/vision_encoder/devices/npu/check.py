@@ -13,7 +13,7 @@ from services.vision_encoder.devices.npu.check_cases import Cases
 from services.vision_encoder.devices.npu.device import NpuDevice
 from services.vision_encoder.devices.npu.ops import NpuOps
 from shared.ascend import is_310p
-from shared.operation_check import Result, try_case
+from shared.operation_check import Result, print_results, try_case
 
 
 def results(dtypes: tuple[torch.dtype, ...]) -> Iterator[Result]:
@@ -33,12 +33,8 @@ def _first_line(error: Exception) -> str:
 def main() -> int:
     """Prints a line for each result as it comes."""
     dtypes = (torch.float16,) if is_310p() else (torch.float16, torch.bfloat16)
-    wrong = 0
     with torch.inference_mode():
-        for result in results(dtypes):
-            wrong += not result.ok
-            print(result.to_json(), flush=True)
-    return int(bool(wrong))
+        return print_results(results(dtypes))
 
 
 if __name__ == "__main__":
