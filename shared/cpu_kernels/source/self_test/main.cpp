@@ -5,6 +5,7 @@
 // must be the same whatever rows are beside it.
 
 #include "check_attention_order.h"
+#include "check_quantized.h"
 #include "digest.h"
 
 namespace {
@@ -14,6 +15,7 @@ void check_all() {
     self_test::check_linear<T>();
     self_test::check_steps<T>();
     self_test::check_sketch<T>();
+    self_test::check_quantized<T>();
     self_test::check_norms<T>();
     self_test::check_cache<T>();
     self_test::check_rope<T>();

@@ -1,0 +1,76 @@
+"""Weights that are stored as numbers become codes."""
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from shared.errors import InvalidRequest
+from shared.weights.linear_weight import LinearWeight
+from shared.weights.quantized_weight import QuantizedWeight, stacked
+from shared.weights.scheme import Scheme
+
+_READ = 1 << 24  # elements that are held in float32 at once
+_ROUND = 1 << 17  # elements that stay in a core's caches meanwhile
+_LEAST = 1e-30  # a largest element below counts as zero
+
+
+def quantize(weight: LinearWeight, scheme: Scheme) -> QuantizedWeight:
+    """Codes to nearest: of 8 bits from -127 to 127 times a scale in float32, with the largest of a group at 127; of 4
+    bits from the least to the largest of a group and zero, with a zero point and a scale in bfloat16.
+
+    Raises InvalidRequest, by the weight's name, for one that is not finite or has no form in codes.
+    """
+    if scheme.bits == 4 and weight.inputs % 2:
+        raise _refusal(weight, "codes of 4 bits are kept for an even number of inputs")
+    read = max(1, _READ // max(1, weight.inputs))
+    round_ = max(1, _ROUND // max(1, weight.inputs))
+    parts = []
+    for first in range(0, weight.out, read):
+        places = np.arange(first, min(first + read, weight.out))
+        dense = weight.select(places, None, torch.float32)
+        for rows in dense.split(round_):
+            group = scheme.group or weight.inputs
+            parts.append(_to_bytes(rows, group) if scheme.bits == 8 else _to_halves(rows, group))
+            if not bool(parts[-1].scales.isfinite().all()):
+                raise _refusal(weight, "it has an element that is no number, or infinite")
+    return stacked(parts)
+
+
+def _to_bytes(rows: Tensor, group: int) -> QuantizedWeight:
+    grouped = _in_groups(rows, group)
+    largest = grouped.abs().amax(-1, keepdim=True)
+    scales = torch.where(largest < _LEAST, 0.0, largest / 127)
+    inverse = torch.where(scales == 0, 0.0, 1 / scales)
+    codes = (grouped * inverse).round_().add_(128)
+    return QuantizedWeight(_codes(codes, rows.shape[1]), scales[..., 0], 8, group)
+
+
+def _to_halves(rows: Tensor, group: int) -> QuantizedWeight:
+    grouped = _in_groups(rows, group)
+    least = grouped.amin(-1, keepdim=True).clamp(max=0)
+    extent = grouped.amax(-1, keepdim=True).clamp(min=0) - least
+    scales = torch.where(extent < _LEAST, 0.0, extent / 15).bfloat16()
+    inverse = torch.where(scales == 0, 0.0, 1 / scales.float())
+    zeros = (least * -inverse).round_().clamp_(0, 15)
+    codes = (grouped * inverse).round_().add_(zeros).clamp_(0, 15)
+    codes = _codes(codes, rows.shape[1])
+    packed = codes[:, ::2] | codes[:, 1::2] << 4
+    return QuantizedWeight(packed, scales[..., 0], 4, group, zeros[..., 0].to(torch.uint8))
+
+
+def _in_groups(rows: Tensor, group: int) -> Tensor:
+    """[out, groups, group], the last one filled up with zeros, which change neither its scale nor its zero."""
+    return F.pad(rows, (0, -rows.shape[1] % group)).unflatten(1, (-1, group))
+
+
+def _codes(grouped: Tensor, inputs: int) -> Tensor:
+    return grouped.flatten(1)[:, :inputs].to(torch.uint8)
+
+
+def _refusal(weight: LinearWeight, why: str) -> InvalidRequest:
+    return InvalidRequest(
+        "UNSUPPORTED_WEIGHTS",
+        f"{weight.name} [{weight.out} outputs, {weight.inputs} inputs] cannot be quantized: {why}",
+        field="model",
+    )
