@@ -68,11 +68,8 @@ def require_servable(
         generic_code = is_generic(decoder.decoder)
         by = ModelBackend.TRANSFORMERS if generic_code else ModelBackend.NATIVE
         refuse_quantization(checkpoint, by)
-        if generic_code and quantization != scheme.NONE:
-            raise scheme.refused(
-                quantization,
-                f"the code of transformers runs the layers of {checkpoint.kind}; leave the flag away",
-            )
+        if generic_code:
+            scheme.refuse_for_transformers(quantization, checkpoint.kind)
         sizes = registry.text_sizes(checkpoint, backend)
         if decoder is generic.GENERIC and trust_remote_code is not None:
             generic.require_trusted(checkpoint, trust_remote_code)

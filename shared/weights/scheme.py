@@ -41,6 +41,15 @@ def find_scheme(name: str) -> Scheme | None:
     return SCHEMES[name]
 
 
+def refuse_for_transformers(name: str, kind: str) -> None:
+    """Raises InvalidRequest unless the name is "none": for a model of this kind whose layers the code of transformers
+    runs."""
+    if name != NONE:
+        raise refused(
+            name, f"the code of transformers runs the layers of {kind}; leave the flag away"
+        )
+
+
 def refused(name: str, why: str) -> InvalidRequest:
     """The error of a scheme that cannot be had."""
     return InvalidRequest(

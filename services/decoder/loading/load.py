@@ -50,7 +50,7 @@ from shared.errors import InvalidRequest
 from shared.lora.modules import open_modules
 from shared.served_part import ServedPart
 from shared.torch_device import torch_device
-from shared.weights.scheme import NONE, SCHEMES, find_scheme
+from shared.weights.scheme import NONE, SCHEMES, find_scheme, refuse_for_transformers
 
 log = structlog.get_logger(__name__)
 
@@ -245,6 +245,8 @@ def _load_model(
     settings: DecoderSettings, checkpoint: Checkpoint, ops: BaseOps, longest: int
 ) -> DecoderModel:
     family = registry.find_decoder(checkpoint, settings.model_backend)
+    if is_generic(family.decoder):
+        refuse_for_transformers(settings.quantization, checkpoint.kind)
     read: Callable[..., DecoderModel] = load_part(family.decoder).load
     if not is_generic(family.decoder):
         return read(checkpoint, ops, longest)
