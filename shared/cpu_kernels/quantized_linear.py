@@ -60,10 +60,10 @@ def pack(
     def arranged(values: Tensor | None) -> Tensor | None:
         return None if values is None else arrange(kernels, values, epilogue, outputs)
 
-    scales = weight.scales
-    if not bool(scales.isfinite().all()):
+    scales, minima = weight.scales, weight.minima
+    if not all(bool(part.isfinite().all()) for part in (scales, minima) if part is not None):
         scales = scales.float()  # the kernels read 16 bits as numbers
-    minima = None if weight.minima is None else weight.minima.to(scales.dtype)
+    minima = None if minima is None else minima.to(scales.dtype)
     order = None if weight.order is None else weight.order.int().contiguous()
     kept = tuple(arranged(values) for values in (scales, minima, weight.zeros))
     layout, zero = _BYTES if weight.bits == 8 else _NIBBLES, 2 ** (weight.bits - 1)

@@ -1,5 +1,8 @@
 """Weights that are stored as numbers become codes."""
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -7,7 +10,7 @@ from torch import Tensor
 
 from shared.errors import InvalidRequest
 from shared.weights.linear_weight import LinearWeight
-from shared.weights.quantized_weight import QuantizedWeight, stacked
+from shared.weights.quantized_weight import QuantizedWeight
 from shared.weights.scheme import Scheme
 
 _READ = 1 << 24  # elements that are held in float32 at once
@@ -23,18 +26,40 @@ def quantize(weight: LinearWeight, scheme: Scheme) -> QuantizedWeight:
     """
     if scheme.bits == 4 and weight.inputs % 2:
         raise _refusal(weight, "codes of 4 bits are kept for an even number of inputs")
-    read = max(1, _READ // max(1, weight.inputs))
-    round_ = max(1, _ROUND // max(1, weight.inputs))
-    parts = []
-    for first in range(0, weight.out, read):
-        places = np.arange(first, min(first + read, weight.out))
+    group = scheme.group or weight.inputs
+    to_codes = _to_bytes if scheme.bits == 8 else _to_halves
+    made: QuantizedWeight | None = None
+    for rows, numbers in _read(weight):
+        part = to_codes(numbers, group)
+        if not bool(part.scales.isfinite().all()):
+            raise _refusal(weight, "it has an element that is no number, or infinite")
+        if made is None:
+            made = _room_for(part, weight.out)
+        for whole, piece in zip(_tensors(made), _tensors(part), strict=True):
+            whole[rows] = piece
+    if made is None:
+        raise _refusal(weight, "it has no outputs")
+    return made
+
+
+def _read(weight: LinearWeight) -> Iterator[tuple[slice, Tensor]]:
+    """Some outputs at a time, in float32."""
+    step, each = (max(1, most // max(1, weight.inputs)) for most in (_READ, _ROUND))
+    for first in range(0, weight.out, step):
+        places = np.arange(first, min(first + step, weight.out))
         dense = weight.select(places, None, torch.float32)
-        for rows in dense.split(round_):
-            group = scheme.group or weight.inputs
-            parts.append(_to_bytes(rows, group) if scheme.bits == 8 else _to_halves(rows, group))
-            if not bool(parts[-1].scales.isfinite().all()):
-                raise _refusal(weight, "it has an element that is no number, or infinite")
-    return stacked(parts)
+        for number, rows in enumerate(dense.split(each)):
+            start = first + number * each
+            yield slice(start, start + len(rows)), rows
+
+
+def _room_for(part: QuantizedWeight, out: int) -> QuantizedWeight:
+    codes, scales, *zeros = (tensor.new_empty((out, tensor.shape[1])) for tensor in _tensors(part))
+    return replace(part, codes=codes, scales=scales, zeros=zeros[0] if zeros else None)
+
+
+def _tensors(part: QuantizedWeight) -> list[Tensor]:
+    return [tensor for tensor in (part.codes, part.scales, part.zeros) if tensor is not None]
 
 
 def _to_bytes(rows: Tensor, group: int) -> QuantizedWeight:
