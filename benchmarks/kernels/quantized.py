@@ -62,7 +62,7 @@ def main(arguments: list[str]) -> None:
             for shape, layers in ways.items():
                 x = torch.randn(rows, shape[1]).bfloat16()
                 out = torch.empty((rows, shape[0]), dtype=torch.bfloat16)
-                runs = {
+                runs: dict[str, Run] = {
                     name: partial(
                         _run, kernels, clock, x, some if rows < _TOKENS_FROM else some[:1], out
                     )

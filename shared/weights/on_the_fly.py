@@ -86,7 +86,8 @@ def _to_halves(rows: Tensor, group: int) -> QuantizedWeight:
 
 def _in_groups(rows: Tensor, group: int) -> Tensor:
     """[out, groups, group], the last one filled up with zeros, which change neither its scale nor its zero."""
-    return F.pad(rows, (0, -rows.shape[1] % group)).unflatten(1, (-1, group))
+    padded = F.pad(rows, (0, -rows.shape[1] % group))
+    return padded.view(len(rows), -1, group)
 
 
 def _codes(grouped: Tensor, inputs: int) -> Tensor:

@@ -79,8 +79,9 @@ static inline void to_whole_numbers(const typename T::Element* x, int64_t count,
     }
 }
 
-// One group: `words` of its units, its step, its sums; returns t times the sum of p. p: memory for its inputs and a
-// vector more.
+static inline int64_t numbers_of(int64_t count, int64_t padded) { return count + LANES + padded / 2; }
+
+// One group: `words` of its units, its step, its sums; returns t times the sum of p. p: memory for `numbers_of` it.
 template <class T>
 static inline float group_to_digits(const typename T::Element* x, int64_t count, int64_t padded, int digits,
                                     int32_t* p, int32_t* words, float* step, int32_t* sums) {
@@ -106,17 +107,23 @@ static inline float group_to_digits(const typename T::Element* x, int64_t count,
     std::frexp(most, &exponent);
     *step = std::ldexp(1.0f, exponent - 13);
     to_whole_numbers<T>(x, count, std::ldexp(1.0f, 13 - exponent), p);
+    // Each digit by itself, then word by word in turn: so the compiler makes vectors of both.
+    auto* const highs = (int8_t*)(p + count + LANES);
+    auto* const lows = highs + padded;
+    std::fill(highs + count, lows, 0);
+    std::fill(lows + count, lows + padded, 0);
     int32_t high = 0, low = 0;
-    for (int64_t first = 0; first < count; first += 4) {
-        const int64_t last = std::min(first + 4, count);
-        for (int64_t k = first; k < last; k++) {
-            const int32_t h = (p[k] + 64) >> 7;  // to nearest: both digits are at most 64
-            const int32_t l = p[k] - 128 * h;
-            bytes[k + first] = (int8_t)h;
-            bytes[k + first + 4] = (int8_t)l;
-            high += h;
-            low += l;
-        }
+    for (int64_t k = 0; k < count; k++) {
+        const int32_t h = (p[k] + 64) >> 7;  // to nearest: both digits are at most 64
+        const int32_t l = p[k] - 128 * h;
+        highs[k] = (int8_t)h;
+        lows[k] = (int8_t)l;
+        high += h;
+        low += l;
+    }
+    for (int64_t word = 0; word < padded / 4; word++) {
+        std::memcpy(words + 2 * word, highs + 4 * word, 4);
+        std::memcpy(words + 2 * word + 1, lows + 4 * word, 4);
     }
     sums[0] = high;
     sums[1] = low;
@@ -129,7 +136,8 @@ static void digit_tile(void* context, int tile) {
     const InputGroups& groups = *call.groups;
     static thread_local std::vector<int32_t> numbers;
     static thread_local std::vector<typename T::Element> ordered;
-    numbers.resize(std::max<size_t>(numbers.size(), groups.group + LANES));
+    const int64_t most = numbers_of(groups.size(0), groups.units(0) * groups.unit);
+    numbers.resize(std::max<size_t>(numbers.size(), most));
     if (call.order) ordered.resize(groups.inputs);
     const int64_t last = std::min(call.rows, (tile + 1) * call.rows_each);
     for (int64_t r = tile * call.rows_each; r < last; r++) {

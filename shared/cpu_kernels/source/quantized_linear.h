@@ -80,6 +80,9 @@ private:
     ints table_ = {};
 };
 
+template <int FORMAT, int DIGITS>
+using CodeDots = ByteDots<CodeUnit<FORMAT>::LARGEST, DIGITS == 1 ? 127 : 64>;
+
 // Rows whose sums stay in registers: with two digits four vectors of each.
 template <int FORMAT, int DIGITS>
 constexpr int CODE_ROWS = TILE_ROWS < 12 ? 4 - DIGITS : (FORMAT == BYTES ? 10 : 8) - 2 * DIGITS;
@@ -96,22 +99,45 @@ static inline ints read_zeros(const uint8_t* from) {
     return zeros;
 }
 
+// Adds the products of one unit with R rows.
+template <int FORMAT, int DIGITS, int R>
+static inline void add_unit(const CodeUnit<FORMAT>& unit, const int32_t* w, const int32_t* x, int64_t stride,
+                            ints (&acc)[R][DIGITS][2]) {
+    typedef CodeDots<FORMAT, DIGITS> Dots;
+    for (int word = 0; word < PANEL; word += 16) __builtin_prefetch(w + AHEAD_WORDS + word);
+    const ints left = load<ints>(w), right = load<ints>(w + LANES);
+#pragma GCC unroll 2
+    for (int word = 0; word < unit.WORDS; word++) {
+        const auto a = Dots::prepare(unit.bytes(left, word)), b = Dots::prepare(unit.bytes(right, word));
+#pragma GCC unroll 12
+        for (int r = 0; r < R; r++)
+#pragma GCC unroll 2
+            for (int d = 0; d < DIGITS; d++) {
+                const int32_t digits = x[r * stride + word * DIGITS + d];
+                acc[r][d][0] = Dots::dot(acc[r][d][0], a, digits);
+                acc[r][d][1] = Dots::dot(acc[r][d][1], b, digits);
+            }
+    }
+}
+
 // The sums [R][2] of rows [row, row + R) and one panel.
 template <int FORMAT, int DIGITS, int R>
 static inline void multiply_codes(const CodeCall& call, int64_t panel, int64_t row, floats* y) {
-    typedef CodeUnit<FORMAT> Unit;
-    typedef ByteDots<Unit::LARGEST, DIGITS == 1 ? 127 : 64> Dots;
+    typedef CodeDots<FORMAT, DIGITS> Dots;
+    // Of few rows, sums of every other unit: each instruction waits for the last one of its sum.
+    constexpr int CHAINS = R == 1 ? 2 : 1, STEP_WORDS = CodeUnit<FORMAT>::WORDS * DIGITS;
     const Quantized& q = *call.linear.layer->quantized;
     const InputGroups& groups = *call.groups;
     const DigitRows& rows = call.rows;
-    const Unit unit(q);
+    const CodeUnit<FORMAT> unit(q);
     const int32_t* w = call.linear.layer->panels + panel * groups.all_units() * PANEL;
     const int32_t* x = rows.words + row * rows.words_each;
     const int64_t stride = rows.words_each;
     for (int i = 0; i < 2 * R; i++) y[i] = floats{};
     for (int64_t g = 0; g < groups.count; g++) {
         const int64_t first = (panel * groups.count + g) * PANEL;
-        ints acc[R][DIGITS][2];
+        ints sums[CHAINS][R][DIGITS][2] = {};
+        auto& acc = sums[0];
         ints zeros[2];
 #pragma GCC unroll 2
         for (int side = 0; side < 2; side++)
@@ -123,23 +149,14 @@ static inline void multiply_codes(const CodeCall& call, int64_t panel, int64_t r
 #pragma GCC unroll 2
                 for (int side = 0; side < 2; side++)
                     acc[r][d][side] = zeros[side] * rows.sums[((row + r) * groups.count + g) * DIGITS + d];
-        const int64_t units = groups.units(g);
-        for (int64_t u = 0; u < units; u++, w += PANEL, x += Unit::WORDS * DIGITS) {
-            for (int word = 0; word < PANEL; word += 16) __builtin_prefetch(w + AHEAD_WORDS + word);
-            const ints left = load<ints>(w), right = load<ints>(w + LANES);
+        int64_t left = groups.units(g);
+        for (; left >= CHAINS; left -= CHAINS, w += CHAINS * PANEL, x += CHAINS * STEP_WORDS)
 #pragma GCC unroll 2
-            for (int word = 0; word < Unit::WORDS; word++) {
-                const auto a = Dots::prepare(unit.bytes(left, word)), b = Dots::prepare(unit.bytes(right, word));
-#pragma GCC unroll 12
-                for (int r = 0; r < R; r++)
-#pragma GCC unroll 2
-                    for (int d = 0; d < DIGITS; d++) {
-                        const int32_t digits = x[r * stride + word * DIGITS + d];
-                        acc[r][d][0] = Dots::dot(acc[r][d][0], a, digits);
-                        acc[r][d][1] = Dots::dot(acc[r][d][1], b, digits);
-                    }
-            }
-        }
+            for (int chain = 0; chain < CHAINS; chain++)
+                add_unit<FORMAT, DIGITS, R>(unit, w + chain * PANEL, x + chain * STEP_WORDS, stride, sums[chain]);
+        for (; left > 0; left--, w += PANEL, x += STEP_WORDS) add_unit<FORMAT, DIGITS, R>(unit, w, x, stride, acc);
+        if (CHAINS > 1)
+            for (int i = 0; i < DIGITS * 2; i++) acc[0][i / 2][i % 2] += sums[CHAINS - 1][0][i / 2][i % 2];
 #pragma GCC unroll 2
         for (int side = 0; side < 2; side++) {
             const floats scales = read_scales(q, q.scales, first + side * LANES);

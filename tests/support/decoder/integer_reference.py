@@ -53,14 +53,16 @@ def whole_numbers(group: Floats, digits: int) -> tuple[Whole, Floats]:
 def _numbers(weight: QuantizedWeight) -> Whole:
     codes = weight.unpacked().numpy().astype(np.int64)
     if weight.codebook is not None:
-        return np.asarray(weight.codebook, np.int64)[codes]
+        return np.asarray(weight.codebook, np.int64).take(codes)
     if weight.minima is not None:
         return codes
     if weight.zeros is None:
-        return codes - 2 ** (weight.bits - 1)
+        codes -= 2 ** (weight.bits - 1)
+        return codes
     group = weight.group or weight.inputs
-    zeros = weight.zeros.numpy().astype(np.int64).repeat(group, 1)
-    return codes - zeros[:, : weight.inputs]
+    zeros: Whole = weight.zeros.numpy().astype(np.int64).repeat(group, 1)
+    found: Whole = codes - zeros[:, : weight.inputs]
+    return found
 
 
 def _fused(a: Floats, b: Floats, c: Floats) -> Floats:
