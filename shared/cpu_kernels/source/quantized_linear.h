@@ -209,29 +209,43 @@ template <class T>
 static void code_tile(void* context, int tile) {
     const auto& call = *(const CodeCall*)context;
     const LinearCall& linear = call.linear;
+    if (takes_inputs<T>(linear, tile)) return;
     const CodeKernel kernel = find_code_kernel(*linear.layer->quantized);
     const int64_t first = tile * linear.panels_each;
     const int64_t last = std::min(linear.panels, first + linear.panels_each);
     const int64_t groups = (linear.rows + kernel.most_rows - 1) / kernel.most_rows;
     Running* best = begin_largest(linear);
     floats y[2 * TILE_ROWS];
-    for (int64_t panel = first; panel < last; panel++)
+    for (int64_t panel = first; panel < last; panel++) {
+        if (linear.added) ask_for_segments<T>(*linear.added, panel);
         for (int64_t group = 0; group < groups; group++) {
             const int64_t row = linear.rows * group / groups, end = linear.rows * (group + 1) / groups;
             kernel.multiply(call, panel, row, (int)(end - row), y);
-            for (int64_t r = row; r < end; r++)
-                finish<T>(linear, panel, r, y[2 * (r - row)], y[2 * (r - row) + 1], best);
+            for (int64_t r = row; r < end; r++) {
+                floats *left = y + 2 * (r - row), *right = left + 1;
+                if (linear.added) add_segments<T, 1>(*linear.added, panel, r, left, right);
+                finish<T>(linear, panel, r, *left, *right, best);
+            }
         }
+    }
     end_largest(linear, tile, best);
 }
 
+// additions: of adapters, or null.
 template <class T>
 static void quantized_linear(Pool& pool, const Linear& layer, const typename T::Element* x, int64_t x_stride, void* y,
-                             int64_t y_stride, int64_t rows) {
+                             int64_t y_stride, int64_t rows, const Additions* additions = nullptr) {
     if (rows == 0) return;
     const Quantized& q = *layer.quantized;
     const InputGroups groups = input_groups(layer);
     CodeCall call{{&layer, nullptr, 0, y, y_stride, rows}, {}, &groups};
+    Added added;
+    InputCall inputs;
+    if (additions) {
+        inputs = plan_inputs<T>(*additions, x, x_stride, added);
+        call.linear.added = &added;
+        call.linear.added_inputs = &inputs;
+    }
     call.rows = to_digits<T>(pool, x, x_stride, rows, groups, q.order, q.digits);
     run_panels(pool, call.linear, groups.all_units() * PANEL * 4, code_tile<T>, &call);
 }

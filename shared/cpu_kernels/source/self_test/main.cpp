@@ -6,6 +6,7 @@
 
 #include "check_attention_order.h"
 #include "check_quantized.h"
+#include "check_segments.h"
 #include "digest.h"
 
 namespace {
@@ -13,6 +14,7 @@ namespace {
 template <class T>
 void check_all() {
     self_test::check_linear<T>();
+    self_test::check_segments<T>();
     self_test::check_steps<T>();
     self_test::check_sketch<T>();
     self_test::check_quantized<T>();
