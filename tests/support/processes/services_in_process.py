@@ -25,6 +25,7 @@ from services.vision_encoder.settings import VisionEncoderSettings
 from shared.checkpoint.folder import Checkpoint
 from tests.support.gateway.stage import until_ready
 from tests.support.network.http import plain_client
+from tests.support.preprocess.forked_workers import ForkedWorker
 
 # A model is compared with its class in a process of its own, which imports all that there is.
 _READY_S = 240.0
@@ -110,7 +111,8 @@ def _behind_the_gateway(
         settle=decoder_loaded.set,
     )
     own = options("preprocess", media_workers=1, mindie_shm=mindie_shm)
-    yield preprocess.serve(PreprocessSettings(**own), stop, settle=_nothing)
+    settings = PreprocessSettings(**own)
+    yield preprocess.serve(settings, stop, settle=_nothing, start_worker=ForkedWorker.start)
     if registry.find(Checkpoint(common["model"])).takes_media:
         encoder = VisionEncoderSettings(**options("vision-encoder", threads=1))
         yield _serve_encoder(encoder, stop, decoder_loaded)
