@@ -115,9 +115,17 @@ BY_DEFAULT = [
 ]
 
 
+def marks_of(case: tuple[str, str, int]) -> list[pytest.MarkDecorator]:
+    """Each family is tried in one way by `.ci/run`, and in all by `make test-full`."""
+    if case in BY_DEFAULT:
+        return []
+    first = next(other for other in [*BY_DEFAULT, *CASES] if other[0] == case[0])
+    return [pytest.mark.full] if case == first else [pytest.mark.full, pytest.mark.sweep]
+
+
 @pytest.mark.parametrize(
     ("family", "backend", "chunk"),
-    [pytest.param(*case, marks=[] if case in BY_DEFAULT else pytest.mark.full) for case in CASES],
+    [pytest.param(*case, marks=marks_of(case)) for case in CASES],
 )
 async def test_prompts_with_images_alone_and_together(
     family: str, backend: str, chunk: int, tmp_path: Path, short_tmp: Path

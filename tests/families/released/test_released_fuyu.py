@@ -45,8 +45,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-# By the code of transformers, as `test_released_by_transformers.py`.
-@pytest.mark.full
 def test_prompts_and_answers(folder: Path, redis_url: str) -> None:
     file = png(3, (80, 50))
     talk = [("user", f"{IMAGE}\nWhat is the circle?")]

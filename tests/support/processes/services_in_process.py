@@ -46,6 +46,8 @@ def services_in_process(
     """One of each service that the model needs, ready, on a Redis that is emptied first. The model has the name that
     `serve` gives it; `gateway` are settings of the gateway.
 
+    A model by the code of transformers is not compared with its class, which would take ten seconds.
+
     For tests of what the services compute together. Tests of their processes start a `System`, which takes three
     times as much processor time: each process imports its libraries anew.
     """
@@ -106,7 +108,9 @@ def _behind_the_gateway(
     decoder_loaded = asyncio.Event()
     yield scheduler.serve(SchedulerSettings(**options("scheduler")), stop, settle=_nothing)
     yield decoder.serve(
-        DecoderSettings(**options("decoder", threads=1, shutdown_timeout=0.2)),
+        DecoderSettings(
+            **options("decoder", threads=1, shutdown_timeout=0.2, skip_model_check=True)
+        ),
         stop,
         settle=decoder_loaded.set,
     )
