@@ -174,7 +174,7 @@ def tried(kinds: Iterable[str]) -> dict[str, str]:
 @pytest.mark.timeout(900)
 def test_one_of_eight_registered_types() -> None:
     """REASONS is the table of docs/models.md: which types are served, and why others are not."""
-    table = {}
+    table: dict[str, str] = {}
     for line in REASONS.read_text(encoding="utf-8").splitlines():
         reason, _, kinds = line.rpartition(": ")
         table |= dict.fromkeys(kinds.split(), reason)
