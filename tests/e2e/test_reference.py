@@ -110,23 +110,9 @@ CASES: dict[str, dict[str, Any]] = {
     "fuyu-transformers-persimmon": {"family": "fuyu", "template": WORDS_ALONE},
 }
 
-BY_DEFAULT = {"qwen2.5-vl-tied-sharded-new-names"}
-# By the code of transformers: `tests/decoder/models/test_generic_media.py` has each family.
-SWEEP = {
-    "idefics3-transformers-llama",
-    "llava-onevision-transformers-qwen2",
-    "qwen3-vl-transformers",
-    "gemma3-transformers",
-    "chameleon-transformers",
-    "ovis2-transformers-qwen2",
-    "ernie4.5-vl-moe-transformers",
+BY_DEFAULT = {
+    "qwen2.5-vl-tied-sharded-new-names",
 }
-
-
-def marks_of(name: str) -> list[pytest.MarkDecorator]:
-    if name in BY_DEFAULT:
-        return []
-    return [pytest.mark.full, pytest.mark.sweep] if name in SWEEP else [pytest.mark.full]
 
 
 def conversations(most_images: int, with_videos: bool) -> list[list[dict[str, Any]]]:
@@ -250,7 +236,7 @@ def most_images(model: PreTrainedModel) -> int:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=marks_of(name)) for name in CASES],
+    [pytest.param(n, marks=() if n in BY_DEFAULT else pytest.mark.full) for n in CASES],
 )
 def test_sixteen_at_once_give_the_tokens_of_transformers(
     name: str, tmp_path: Path, redis_url: str

@@ -125,11 +125,7 @@ class SharingScheduler(NaiveScheduler):
 
 @pytest.mark.parametrize(
     "seed",
-    [
-        *range(len(FAMILIES)),
-        *(pytest.param(n, marks=pytest.mark.full) for n in range(len(FAMILIES), 12)),
-        *(pytest.param(n, marks=[pytest.mark.full, pytest.mark.sweep]) for n in range(12, 20)),
-    ],
+    [pytest.param(n, marks=() if n < len(FAMILIES) else pytest.mark.full) for n in range(20)],
 )
 async def test_tokens_are_those_of_transformers(seed: int, tmp_path: Path, short_tmp: Path) -> None:
     shape = draw(seed)

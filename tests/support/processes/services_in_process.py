@@ -23,6 +23,7 @@ from services.scheduler.settings import SchedulerSettings
 from services.vision_encoder import server as vision_encoder
 from services.vision_encoder.settings import VisionEncoderSettings
 from shared.checkpoint.folder import Checkpoint
+from tests.support.compared import take_as_compared
 from tests.support.gateway.stage import until_ready
 from tests.support.network.http import plain_client
 from tests.support.preprocess.forked_workers import ForkedWorker
@@ -46,7 +47,7 @@ def services_in_process(
     """One of each service that the model needs, ready, on a Redis that is emptied first. The model has the name that
     `serve` gives it; `gateway` are settings of the gateway.
 
-    A model by the code of transformers is not compared with its class, which would take ten seconds.
+    A model by the code of transformers is taken as compared with its class.
 
     For tests of what the services compute together. Tests of their processes start a `System`, which takes three
     times as much processor time: each process imports its libraries anew.
@@ -81,6 +82,7 @@ async def _running(
     common: dict[str, Any] = {"model": model, "redis_url": redis_url, "artifact_dir": artifacts}
     own = {"port": 0, "grpc_port": 0, "shutdown_timeout": 0.2, **gateway_settings}
     settings = GatewaySettings(**common, **own)
+    take_as_compared(model)
     async with asyncio.TaskGroup() as group:
         for service in _behind_the_gateway(common, folder, stop, mindie_shm):
             group.create_task(service)
@@ -108,9 +110,7 @@ def _behind_the_gateway(
     decoder_loaded = asyncio.Event()
     yield scheduler.serve(SchedulerSettings(**options("scheduler")), stop, settle=_nothing)
     yield decoder.serve(
-        DecoderSettings(
-            **options("decoder", threads=1, shutdown_timeout=0.2, skip_model_check=True)
-        ),
+        DecoderSettings(**options("decoder", threads=1, shutdown_timeout=0.2)),
         stop,
         settle=decoder_loaded.set,
     )
