@@ -93,7 +93,8 @@ class DecoderOptions(ComputeSettings, LoraSettings, ModelLengthSettings, Profile
     graphs: Literal["off", "on", "auto"] = Field(
         "off",
         description="Steps that only generate are captured as graphs at the start and replayed, in place of a call for"
-        " each operation: off, on, or auto, whichever is measured to be faster. On npu alone, but not on a 310P.",
+        " each operation: off, on, or auto, whichever is measured to be faster. On npu, but not on a 310P, and on cuda"
+        " where one rank computes.",
     )
 
     @property
