@@ -177,6 +177,9 @@ class ModelCard(msgspec.Struct, kw_only=True):
     owned_by: str = "tessera"
     max_model_len: Annotated[int, about("tokens of prompt and answer together at most")]
     parent: Annotated[str | None, about("the model that an adapter adapts")] = None
+    adapter: Annotated[
+        str | None, about("of the model: the adapter that answers where a request names the model")
+    ] = None
     tasks: Annotated[
         list[str], about("what it is served for: generate, embed, classify, score")
     ] = []
