@@ -49,10 +49,12 @@ class Sender:
         at_once: int,
         tls: ssl.SSLContext | None,
         patience_s: float = _PATIENCE_S,
+        pauses: Backoff = _PAUSES,
     ) -> None:
         """`base_url` may end with /v1, which lines have too."""
         self._root = base_url.rstrip("/").removesuffix("/v1")
         self._patience_s = patience_s
+        self._pauses = pauses
         headers = {"authorization": f"Bearer {key}"} if key else {}
         self._http = httpx.AsyncClient(
             headers=headers,
@@ -93,7 +95,7 @@ class Sender:
                     return Reply(reply.status_code, name, reply.content)
                 wanted_s = _seconds(reply.headers.get("retry-after", ""))
             failures += 1
-            await asyncio.sleep(max(wanted_s, _PAUSES.pause_s(failures)))
+            await asyncio.sleep(max(wanted_s, self._pauses.pause_s(failures)))
 
 
 def _may_come(reply: httpx.Response, losses: int) -> bool:

@@ -127,7 +127,9 @@ class CompletionRequest(GenerationOptions, kw_only=True):
     multi_modal_data: Annotated[
         MediaData | None,
         about(
-            "as vLLM's offline use has it: the images and videos of one prompt that is a text",
+            '`{"image": ..., "video": ...}`, as in vLLM: one URL or a list of each, for a `prompt` that is one text. It'
+            " marks their places by the model's own placeholders, in order, images first; where it has none, they stand"
+            " before it",
             "none",
         ),
     ] = None
