@@ -63,7 +63,7 @@ class AdapterLoading:
         if name in (self._model.name, BASE):
             raise InvalidRequest(
                 "ADAPTER_NAME_TAKEN",
-                f"lora_name: {name!r} is the served model's own name",
+                f"lora_name: {name!r} is the model itself, and no adapter's name",
                 field="lora_name",
             )
         self._require_not_fixed(name)

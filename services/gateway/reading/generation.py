@@ -88,9 +88,8 @@ def check_adapter(field: str, name: str | None, model: ServedModel) -> None:
     """Raises InvalidRequest unless `name`, of a field of its own, is an adapter's, or that of the model without one.
     None and "" are not given."""
     if name and name != BASE and name not in model.adapters:
-        raise wrong(
-            field, f"is no adapter of this server, which has {len(model.adapters)}: leave it out"
-        )
+        known = ", ".join(map(repr, (BASE, *model.adapters)))
+        raise wrong(field, f"must be one of this server's adapters ({known}), not {name[:64]!r}")
 
 
 def read_generation(
