@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from google.protobuf.message import Message
 
 from services.gateway.api.openai.schema import ChatRequest, CompletionRequest
 from services.gateway.api.tessera.description.schemas import Schemas
@@ -40,8 +41,11 @@ _BY_API = re.compile(
     r"(?P<table>.*?)(?P<end><!-- end -->)",
     re.DOTALL,
 )
-_REST = {"chat": ChatRequest, "completions": CompletionRequest}
-_GRPC = {"`Chat`": chat_pb2.ChatRequest, "`Complete`": chat_pb2.CompleteRequest}
+_REST: Mapping[str, type[msgspec.Struct]] = {"chat": ChatRequest, "completions": CompletionRequest}
+_GRPC: Mapping[str, type[Message]] = {
+    "`Chat`": chat_pb2.ChatRequest,
+    "`Complete`": chat_pb2.CompleteRequest,
+}
 _GRPC_NAMES = {"prompt": "text"}  # what gRPC calls a field otherwise
 _HEAD_BY_API = "| field | APIs | value | default |\n|---|---|---|---|\n"
 _HEAD = "| field | value | default |\n|---|---|---|\n"

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from services.launcher.offline import LLM, LoRARequest, RequestRefused, SamplingParams
+from services.launcher.offline.adapters import Adapter
 from services.launcher.offline.flags import engine_flags
 from services.launcher.offline.path_adapters import PathAdapters
 from services.launcher.run.command import run_batches
@@ -56,7 +57,11 @@ def test_a_prompt_is_answered_by_the_adapter_in_the_folder_that_it_names(
     sizes = adapted_sizes(folder)
     other = write_adapter(tmp_path / "other", 5, sizes=sizes, lora_alpha=2)
     copy = shutil.copytree(adapter, tmp_path / "copy")
-    named = ["small", LoRARequest("step", 1, str(copy)), LoRARequest("step", 2, str(other))]
+    named: list[Adapter] = [
+        "small",
+        LoRARequest("step", 1, str(copy)),
+        LoRARequest("step", 2, str(other)),
+    ]
     small, one, two = (
         output.outputs[0].token_ids
         for output in llm.generate([PROMPT] * 3, GREEDY, lora_request=named)
