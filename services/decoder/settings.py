@@ -65,6 +65,7 @@ class DecoderOptions(ComputeSettings, LoraSettings, ModelLengthSettings, Profile
         None,
         ge=1,
         description="Bytes of KV cache for each decoder, with the state of its layers that keep some for each sequence;"
+        " adapters (--max-loras) and graphs take their memory beside it;"
         " unless given the least of 4 GiB on a CPU (512 MiB for a model"
         " below 100 million parameters), what --gpu-memory-utilization allows, and what --max-num-seqs sequences of"
         " --max-model-len tokens take.",

@@ -299,6 +299,15 @@ async def test_what_is_not_offered_is_refused_by_its_name(stage: Stage) -> None:
     assert not stage.scheduler.played
 
 
+@pytest.mark.parametrize("version", ["2023-06-01", "2026-10-21"])
+async def test_both_versions_of_the_api_are_answered_alike(stage: Stage, version: str) -> None:
+    asked = {**BODY, "temperature": 0.5}
+    plain = (await stage.http.post(PATH, json=asked)).json()
+    reply = await stage.http.post(PATH, json=asked, headers={"anthropic-version": version})
+    assert reply.status_code == 200, reply.text
+    assert {**reply.json(), "id": plain["id"]} == plain
+
+
 def error_of(reply: httpx.Response) -> tuple[int, str]:
     content = reply.json()
     assert content["type"] == "error" and set(content["error"]) == {"type", "message"}
