@@ -166,6 +166,7 @@ def load_rank(
         block_size=settings.block_size,
         small_model=checkpoint.is_small,
         forms=settings.npu_forms,
+        weights=settings.npu_weights,
     )
     require_graphs(settings.graphs, device)
     if not settings.kv_cache_memory_bytes:

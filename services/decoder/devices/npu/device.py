@@ -1,7 +1,8 @@
 """The first Ascend NPU that the process sees."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import ClassVar
 
@@ -15,6 +16,7 @@ from services.decoder.devices.base.device import Device, Memory
 from services.decoder.devices.base.graphs import Forward, Graphs
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.staging import Event
+from services.decoder.devices.npu import survived
 from services.decoder.devices.npu.errors import translate
 from services.decoder.devices.npu.forms import Choice
 from services.decoder.devices.npu.graphs import NpuGraphs
@@ -52,7 +54,7 @@ class NpuDevice(Device):
         self._free_at_start = self.memory().free
         self._copies = torch_npu.npu.Stream()
         if not is_310p():
-            return NpuOps(where, dtype, self.block_size, choice)
+            return NpuOps(where, dtype, self.block_size, choice, self.weights)
         torch_npu.npu.set_compile_mode(jit_compile=False)  # else every new shape would be compiled
         return Npu310POps(where, dtype, self.block_size, choice)
 
@@ -162,6 +164,20 @@ class NpuDevice(Device):
     def make_graphs(self, forward: Forward, sizes: Sequence[int], axes: int, width: int) -> Graphs:
         """Of torch_npu."""
         return NpuGraphs(self.ops, forward, sizes, axes, width)
+
+    def ended_within(self, what: str) -> bool:
+        """By the file that such a process leaves."""
+        return survived.has_ended(self._named(what))
+
+    @contextmanager
+    def surviving(self, what: str) -> Iterator[None]:
+        """See `Device.surviving`. Raises RuntimeError where the device computes no more behind it."""
+        with survived.attempt(self._named(what)):
+            yield
+            (torch.zeros(1, device=self.ops.device) + 1).cpu()
+
+    def _named(self, what: str) -> str:
+        return f"{self.ops.name} {self.ops.dtype} {what}"
 
     def translate(self, error: Exception) -> ServingError | None:
         """By CANN's codes and sentences."""

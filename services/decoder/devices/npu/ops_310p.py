@@ -11,13 +11,13 @@ import torch_npu
 from torch import Tensor
 
 from services.decoder.devices.base.ops import BaseOps, Use
-from services.decoder.devices.npu import tiled_attention
+from services.decoder.devices.npu import tiled_attention, tiled_weights
 from services.decoder.devices.npu.forms import Form, Heads
 from services.decoder.devices.npu.fused_attention import padded_size
 from services.decoder.devices.npu.ops import NpuKV, NpuOps
 from services.decoder.devices.npu.telling_batch import TellingBatch
 from services.decoder.devices.npu.tiled_attention import NZ, TILE
-from services.decoder.steps.attention_meta import AttnMeta, KVSpec, Packed, PagedKV
+from services.decoder.steps.attention_meta import AttnMeta, KVSpec, PagedKV
 from shared.errors import InvalidRequest
 
 _LARGEST_BLOCK = 16384  # elements of one head in a block
@@ -37,16 +37,14 @@ class Npu310POps(NpuOps):
     """No windows, sinks and spans, and no blocks that are swapped out."""
 
     name = "npu-310p"
+    is_310p: ClassVar[bool] = True
     without_form: ClassVar[str] = "not served on an Ascend 310P: models with this are refused"
 
     # Linear layers and small ops
 
-    def _pack_dense(self, weight: Tensor, bias: Tensor | None, use: Use) -> Packed:
-        """In tiles, where the sizes are multiples of theirs."""
-        packed = super()._pack_dense(weight, bias, use)
-        if not all(size > TILE and size % TILE == 0 for size in packed.weight.shape):
-            return packed
-        return Packed(torch_npu.npu_format_cast(packed.weight, NZ), packed.bias)
+    def _is_tiled(self, weight: Tensor, use: Use) -> bool:
+        """Where the sizes are multiples of those of tiles."""
+        return tiled_weights.fits(weight)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """[rows, H]; short rows by the reference."""
