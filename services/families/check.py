@@ -7,6 +7,8 @@ from pathlib import Path
 
 from services.families import generic, registry
 from services.families.family import is_generic
+from services.families.narrow_attention import require_narrow
+from shared.ascend import is_310p
 from shared.bounded_file import OutOfBounds, require_bounded
 from shared.checkpoint.files import (
     read_json,
@@ -15,7 +17,7 @@ from shared.checkpoint.files import (
     require_weights,
 )
 from shared.checkpoint.folder import Checkpoint
-from shared.devices import require_computable
+from shared.devices import require_computable, resolve_device
 from shared.errors import InvalidRequest
 from shared.model_backends import ModelBackend
 from shared.model_config.decoder import refuse_quantization
@@ -78,6 +80,9 @@ def require_servable(
     if Parts.WEIGHTS in parts:
         require_weights(folder)
         require_computable(device, dtype)
+        if resolve_device(device) == "npu" and is_310p():
+            with understood(folder):
+                require_narrow(checkpoint)
     return checkpoint
 
 

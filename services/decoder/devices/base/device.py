@@ -17,7 +17,6 @@ from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.staging import Array, Download, Event, Staging
 from services.decoder.sampling.logits_processors.token_masks import TokenMatcher
 from services.decoder.sampling.sampler import Sampler
-from services.decoder.steps.needs import AttentionKind
 from shared.checkpoint.folder import Checkpoint
 from shared.devices import require_dtype
 from shared.errors import InvalidRequest, ServingError
@@ -206,13 +205,6 @@ class Device(ABC):
     def surviving(self, what: str) -> Iterator[None]:
         """Meanwhile this process does something that may leave the device useless for it."""
         yield
-
-    # What is served
-
-    def require_attention(self, kind: AttentionKind) -> None:
-        """Called once the model is known. Raises InvalidRequest for a kind of attention that the device does not
-        have."""
-        return None
 
     # Errors
 

@@ -22,10 +22,9 @@ from services.decoder.devices.npu.forms import Choice
 from services.decoder.devices.npu.graphs import NpuGraphs
 from services.decoder.devices.npu.ops import NpuOps
 from services.decoder.devices.npu.ops_310p import Npu310POps
-from services.decoder.steps.needs import AttentionKind
 from shared import numerics
 from shared.ascend import is_310p, npu_name
-from shared.errors import InvalidRequest, ServingError, Unavailable
+from shared.errors import ServingError, Unavailable
 
 _GIB = 1 << 30
 _SHARE = 0.9
@@ -182,12 +181,3 @@ class NpuDevice(Device):
     def translate(self, error: Exception) -> ServingError | None:
         """By CANN's codes and sentences."""
         return translate(error)
-
-    def require_attention(self, kind: AttentionKind) -> None:
-        """On a 310P there is causal attention alone."""
-        if is_310p() and kind is not AttentionKind.CAUSAL:
-            raise InvalidRequest(
-                "UNSUPPORTED_MODEL",
-                f"attention in which {kind.value} is not served on an Ascend 310P: use a 910B",
-                field="model",
-            )
