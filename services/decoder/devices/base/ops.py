@@ -331,6 +331,10 @@ class BaseOps:
         """Bytes that one block takes in one layer, padding of the layout included."""
         return spec.bytes_per_token * self.block_size
 
+    def capacity(self, kv: PagedKV) -> int:
+        """Tokens that a cache holds."""
+        return kv.k.shape[self.block_axis] * self.block_size
+
     def alloc_kv(self, spec: KVSpec, num_blocks: int) -> PagedKV:
         """One layer's cache, zeroed, its memory touched."""
         return self._zeros(spec, num_blocks, self.device)

@@ -133,6 +133,10 @@ class Npu310POps(NpuOps):
                 (blocks[:, None], tiles[None], places[:, None]), rows.view(len(rows), -1, TILE)
             )
 
+    def capacity(self, kv: PagedKV) -> int:
+        """Tokens that a cache holds."""
+        return kv.k.shape[0] * kv.k.shape[2]
+
     def parts(self, kv: PagedKV) -> int:
         """Into how many a block is divided in a cache."""
         return self.block_size // kv.k.shape[2]

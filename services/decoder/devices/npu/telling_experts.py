@@ -15,8 +15,9 @@ from shared.weights.linear_weight import LinearWeight, in_memory
 
 _COUNTS = (1, 7, 200)  # tokens of a call
 _CHOSEN = 4  # experts of each
-# Elements of all weights: those of large models are tried with fewer experts, so that a trial takes a second.
+# Elements of all weights.
 _MOST_ELEMENTS = 1 << 24
+_SMALL = 64  # of any size
 _TOLERANCES = {torch.float16: 0.02, torch.bfloat16: 0.1, torch.float32: 1e-3}
 
 
@@ -41,11 +42,24 @@ class Operators(Protocol):
 
 def experts_error(ops: Operators, asked: Grouping, form: Form) -> tuple[float, float]:
     """The largest difference from the reference on the host, and how large it may be. Waits for the device."""
-    generator = torch.Generator().manual_seed(0)
+    worst = max(_error(ops, part, form) for part in _parts(asked))
+    return worst, _TOLERANCES[ops.dtype]
+
+
+def _parts(asked: Grouping) -> Iterator[Grouping]:
+    """All of it, or what takes a second: a few experts of these sizes, and as many that are small."""
     each = asked.hidden * (asked.up + asked.inner)
-    count = max(2, min(asked.count, _MOST_ELEMENTS // each))
-    asked = replace(asked, count=count)
-    layer = _layer(asked)
+    few = max(2, min(asked.count, _MOST_ELEMENTS // each))
+    yield replace(asked, count=few)
+    if few < asked.count:
+        inner = min(asked.inner, _SMALL)
+        up = inner * asked.up // asked.inner
+        yield replace(asked, hidden=min(asked.hidden, _SMALL), up=up, inner=inner)
+
+
+def _error(ops: Operators, asked: Grouping, form: Form) -> float:
+    generator = torch.Generator().manual_seed(0)
+    count, layer = asked.count, _layer(asked)
     weights = [
         list(_weights(asked, sizes, ops.dtype, generator))
         for sizes in ((asked.up, asked.hidden), (asked.hidden, asked.inner))
@@ -57,7 +71,7 @@ def experts_error(ops: Operators, asked: Grouping, form: Form) -> tuple[float, f
     for tokens in _COUNTS:
         x = torch.randn(tokens, asked.hidden, generator=generator).to(ops.dtype)
         k = min(_CHOSEN, count)
-        # Some experts get no token, the last ones more than others.
+        # Some experts get no token, the last one more than others.
         score = torch.rand(tokens, count, generator=generator)
         score[:, -1] += 0.5
         score[:, ::3] -= 1.0 if count > 2 * k else 0.0
@@ -67,7 +81,7 @@ def experts_error(ops: Operators, asked: Grouping, form: Form) -> tuple[float, f
         found = ops.experts(*given, ours).cpu().float()
         expected = plain.experts(x, index, shares, theirs).float()
         worst = max(worst, _largest(found - expected))
-    return worst, _TOLERANCES[ops.dtype]
+    return worst
 
 
 def routing_error(

@@ -164,6 +164,21 @@ def token_unpermute(
     return _summed(permuted_tokens, sorted_indices, probs)
 
 
+@kernel("npu", "_npu_moe_token_unpermute")
+def token_unpermute_of_autograd(
+    permuted_tokens: Tensor,
+    sorted_indices: Tensor,
+    probs: Tensor | None = None,
+    padded_mode: bool = False,
+    restore_shape: list[int] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """What torch_npu calls outside of `torch.inference_mode`."""
+    return (
+        token_unpermute(permuted_tokens, sorted_indices, probs, padded_mode, restore_shape),
+        permuted_tokens,
+    )
+
+
 @kernel("npu", "npu_moe_finalize_routing")
 def finalize_routing(
     expanded_permuted_rows: Tensor,
