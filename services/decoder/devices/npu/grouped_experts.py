@@ -88,7 +88,9 @@ def stack(
         kind = torch.float32 if dtype == torch.bfloat16 else dtype
         bias = torch.zeros((layer.count, out), dtype=kind, device=device)
     for place, weight in enumerate(weights):
-        made[place] = weight.dense(dtype).T.contiguous().to(device)
+        codes = weight.quantized()
+        numbers = weight.dense(dtype) if codes is None else codes.dequantize(dtype)
+        made[place] = numbers.T.contiguous().to(device)
         if bias is not None and weight.bias is not None:
             bias[place] = weight.bias.to(device, bias.dtype)
     if form == TILED:

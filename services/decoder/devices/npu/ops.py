@@ -145,9 +145,9 @@ class NpuOps(BaseOps):
         """In the form that is right for them; one by one where tokens may go to none."""
         asked = Grouping(layer.count, layer.hidden, layer.up, layer.inner, layer.has_bias)
         form = None if layer.skips else self.forms.form(asked)
-        return self.pack_in(form, layer, up, down)
+        return self.experts_in(form, layer, up, down)
 
-    def pack_in(
+    def experts_in(
         self,
         form: Form | None,
         layer: ExpertLayer,

@@ -27,7 +27,7 @@ class Operators(Protocol):
     dtype: torch.dtype
     device: torch.device
 
-    def pack_in(
+    def experts_in(
         self,
         form: Form | None,
         layer: ExpertLayer,
@@ -65,7 +65,7 @@ def _error(ops: Operators, asked: Grouping, form: Form) -> float:
         for sizes in ((asked.up, asked.hidden), (asked.hidden, asked.inner))
     ]
     plain = BaseOps(torch.device("cpu"), ops.dtype)
-    ours = ops.pack_in(form, layer, iter(weights[0]), iter(weights[1]))
+    ours = ops.experts_in(form, layer, iter(weights[0]), iter(weights[1]))
     theirs = plain.pack_experts(layer, *weights)
     worst = 0.0
     for tokens in _COUNTS:
