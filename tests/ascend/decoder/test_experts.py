@@ -54,10 +54,10 @@ def difference(device: NpuDevice, layer: ExpertLayer, tokens: int = 21) -> float
     x, shares = random(tokens, HIDDEN, dtype=dtype), torch.rand(tokens, CHOSEN)
     index = random(tokens, COUNT, seed=1, dtype=torch.float32).topk(CHOSEN).indices
     packed = device.ops.pack_experts(layer, *parts)
-    given = [part.to("npu") for part in (x, index, shares)]
+    rows, places, parts_of = (part.to("npu") for part in (x, index, shares))
     torch_npu.npu.synchronize()
     with counters.counted() as cost:
-        found = device.ops.experts(*given, packed)
+        found = device.ops.experts(rows, places, parts_of, packed)
     assert isinstance(packed, GroupedExperts) == (not counters.synchronisations(cost))
     return largest_difference(
         found, plain.experts(x, index, shares, plain.pack_experts(layer, *parts))
