@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch_npu
 
+from services.decoder.devices.base.adapters import LinearPlace
 from services.decoder.devices.base.device import WeightLayout
 from services.decoder.devices.npu import tiled_weights
 from services.decoder.devices.npu.device import NpuDevice
@@ -49,7 +50,10 @@ def layouts(weights: WeightLayout, forms: str = "") -> list[bool]:
         assert largest_difference(product, x.float() @ weight.float().T) < 0.05
         found.append(torch_npu.get_npu_format(packed.weight) == NZ)
     head = ops.pack_head(in_memory(random(64, 48)))
-    assert torch_npu.get_npu_format(head.weight) != NZ
+    place = LinearPlace("down_proj", "down", 0, 64, 48)
+    addition = ops.pack_addition(place, in_memory(random(32, 48)), in_memory(random(64, 32)))
+    for packed in (head, addition.down, addition.up):
+        assert torch_npu.get_npu_format(packed.weight) != NZ
     return found
 
 

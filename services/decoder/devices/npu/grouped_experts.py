@@ -88,14 +88,18 @@ def stack(
         kind = torch.float32 if dtype == torch.bfloat16 else dtype
         bias = torch.zeros((layer.count, out), dtype=kind, device=device)
     for place, weight in enumerate(weights):
-        codes = weight.quantized()
-        numbers = weight.dense(dtype) if codes is None else codes.dequantize(dtype)
-        made[place] = numbers.T.contiguous().to(device)
+        made[place] = numbers_of(weight, dtype).T.contiguous().to(device)
         if bias is not None and weight.bias is not None:
             bias[place] = weight.bias.to(device, bias.dtype)
     if form == TILED:
         made = torch_npu.npu_format_cast(made, NZ)
     return Stack(made, bias)
+
+
+def numbers_of(weight: LinearWeight, dtype: torch.dtype) -> Tensor:
+    """[out, inputs], as `BaseOps.pack` has them."""
+    codes = weight.quantized()
+    return weight.dense(dtype) if codes is None else codes.dequantize(dtype)
 
 
 def run(

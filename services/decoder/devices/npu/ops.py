@@ -13,6 +13,7 @@ import torch.nn.functional as F
 import torch_npu
 from torch import Tensor
 
+from services.decoder.devices.base.adapters import Addition, LinearPlace
 from services.decoder.devices.base.experts import ExpertLayer, PackedExperts, Router
 from services.decoder.devices.base.ops import BaseOps, Use
 from services.decoder.devices.npu import fused_attention, grouped_experts, tiled_weights, trials
@@ -30,7 +31,7 @@ from services.decoder.devices.npu.forms import (
     Writing,
 )
 from services.decoder.devices.npu.fused_attention import FusedAttention, padded_size
-from services.decoder.devices.npu.grouped_experts import GroupedExperts
+from services.decoder.devices.npu.grouped_experts import GroupedExperts, numbers_of
 from services.decoder.devices.npu.schemas import supports
 from services.decoder.devices.npu.telling_experts import experts_error, routing_error
 from services.decoder.devices.npu.telling_rows import write_error
@@ -91,6 +92,17 @@ class NpuOps(BaseOps):
             return False
         out, inputs = weight.shape
         return self.forms.form(Weights(out, inputs, self._weights == "auto")) is not None
+
+    def pack_addition(self, place: LinearPlace, down: LinearWeight, up: LinearWeight) -> Addition:
+        """In rows: additions come while others are served, when no layout is to be tried."""
+        if self._weights == "nd":
+            return super().pack_addition(place, down, up)
+        place.require(down, up)
+        rows = [
+            BaseOps._pack_dense(self, numbers_of(part, self.dtype), part.bias, Use.LINEAR)
+            for part in (down, up)
+        ]
+        return Addition(place, *rows)
 
     def largest(self, x: Tensor, packed: Packed) -> tuple[Tensor, Tensor]:
         """The index by a comparison: the operator's own may be that of any of equals."""

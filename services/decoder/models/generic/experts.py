@@ -70,12 +70,13 @@ def _is_experts(module: nn.Module) -> bool:
 def _layer(module: Any, into: str, share: Share, skips: bool) -> ExpertLayer:
     count, *sizes = getattr(module, into).shape
     up, hidden = reversed(sizes) if module.is_transposed else sizes
-    up //= share.size
+    gates = 2 if module.has_gate else 1
+    first, last = share.range(up // gates)
     return ExpertLayer(
         count=count,
         hidden=hidden,
-        up=up,
-        inner=up // 2 if module.has_gate else up,
+        up=gates * (last - first),
+        inner=last - first,
         has_bias=bool(module.has_bias),
         activation=module._apply_gate if module.has_gate else module.act_fn,
         is_swiglu=bool(module.has_gate) and _is_swiglu(module._apply_gate),
@@ -89,7 +90,10 @@ def _is_swiglu(gate: Callable[[Tensor], Tensor]) -> bool:
     rows, width = _TRIED
     drawn = torch.randn(rows, 2 * width, generator=torch.Generator().manual_seed(0)) * _WIDE
     first, second = drawn.chunk(2, -1)
-    return torch.allclose(gate(drawn), nn.functional.silu(first) * second)
+    try:
+        return torch.allclose(gate(drawn), nn.functional.silu(first) * second)
+    except (RuntimeError, TypeError, ValueError):  # it takes rows of its own width alone
+        return False
 
 
 def _take(

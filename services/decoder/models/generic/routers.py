@@ -69,7 +69,13 @@ def _same(module: Any, ops: BaseOps, choose: Router) -> _Router | None:
             return None
         found = _variants(module, choose)
         return next((one for one in found if one.agrees(rows, given)), None)
-    except (RuntimeError, TypeError, ValueError, AttributeError):  # it is called otherwise
+    except (
+        RuntimeError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        IndexError,
+    ):  # it is called otherwise
         return None
 
 
