@@ -327,8 +327,8 @@ def multiply(rows: Tensor, groups: Tensor, **changes: object) -> Tensor:
     ("change", "message"),
     [
         (lambda of: multiply(of["rows"], of["groups"].int()), "group_list is int64"),
-        (lambda of: multiply(of["rows"], of["groups"] + 1), "rows of x"),
-        (lambda of: multiply(of["rows"][1:], of["groups"]), "rows of x"),
+        (lambda of: multiply(of["rows"], of["groups"] + 1), "groups of 14 rows"),
+        (lambda of: multiply(of["rows"][1:], of["groups"]), "groups of 10 rows, and 9"),
         (lambda of: multiply(of["rows"], of["groups"], group_list_type=0), "group_list"),
         (lambda of: multiply(of["rows"], of["groups"], split_item=0), "split_item 0"),
         (
