@@ -65,7 +65,7 @@ def find_graphs(asked: str, model: DecoderModel, device: Device, worker: Worker)
         _report(asked, reason)
         return None
     sizes = graph_sizes(worker.limits.max_slots)
-    name = f"graphs of {sizes} rows, {model.config}, {worker.limits}"
+    name = f"graphs of {sizes} rows, {worker.limits.max_model_len} tokens, {model.config}"
     if asked == "auto" and not _agree(device, not device.ended_within(name)):
         _report(asked, "an earlier start ended while they were tried; --graphs on tries them again")
         return None
