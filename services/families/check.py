@@ -7,6 +7,8 @@ from pathlib import Path
 
 from services.families import generic, registry
 from services.families.family import is_generic
+from services.families.narrow_attention import require_narrow
+from shared.ascend import is_310p
 from shared.bounded_file import OutOfBounds, require_bounded
 from shared.checkpoint.files import (
     read_json,
@@ -87,6 +89,9 @@ def require_servable(
             raise scheme.refused(
                 quantization, f"it is for the CPU, and not for {found}; leave the flag away"
             )
+        if resolve_device(device) == "npu" and is_310p():
+            with understood(folder):
+                require_narrow(checkpoint)
     return checkpoint
 
 

@@ -20,7 +20,7 @@ print(torch_npu.npu_swiglu(torch.ones(1, 64, dtype=torch.float16, device="npu"))
 
 
 def test_a_picture_is_answered_from_an_npu() -> None:
-    with System(None, "--device", "npu") as system:
+    with System(None, "--device", "npu", "--max-num-seqs", "4") as system:
         answer = ask(system.base_url)
         assert unseen(answer) == [], answer
         devices = [line for line in system.log.splitlines() if "device=npu" in line]

@@ -18,7 +18,8 @@ def stack() -> Iterator[Stack]:
     if problem := prepare():
         assert os.environ.get("CI") != "true", problem
         pytest.skip(problem)
-    with Stack(project="tessera-ascend", files=FILES) as stack:
+    # Of each number of rows a graph is captured, slowly on this device.
+    with Stack(project="tessera-ascend", files=FILES, TESSERA_MAX_NUM_SEQS="4") as stack:
         yield stack
 
 
