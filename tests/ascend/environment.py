@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from shared.ascend import ENVIRONMENT
 from tests.ascend.runtime.build import LIBRARIES, ROOT, WHEEL, build
 
 TORCH_NPU = "2.13.0"
@@ -18,6 +19,7 @@ _SITE = Path(__file__).parent / "site"
 # Of the sizes of real devices, what the memory of a machine with tests bears.
 _HBM_SHARE = 16
 _GIB = 1 << 30
+_OF_SERVICES = ("TORCH_DEVICE_BACKEND_AUTOLOAD", "PYTORCH_NPU_ALLOC_CONF")
 _HBM = {"910B4": 32 * _GIB, "910B3": 64 * _GIB, "310P3": 24 * _GIB}
 
 
@@ -34,11 +36,12 @@ def npu_environment(
 
     `hbm_bytes` is their memory, a sixteenth of the real one unless given; in the folder `reports` each process keeps
     its counters (`simulator.runtime.report_of`). With `sanitize` torch_npu's own sanitizer raises where
-    streams use one tensor in no order.
+    streams use one tensor in no order, in place of the runtime (`runtime/order.cpp`).
     """
     set_here = {
-        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",  # services import torch_npu themselves, when they are to use it
-        "TASK_QUEUE_ENABLE": "0",  # its thread and kernels in Python wait for each other
+        # As services have it: torch_npu's allocator with segments that grow, and a thread of its own that submits.
+        **{name: ENVIRONMENT[name] for name in _OF_SERVICES},
+        "TASK_QUEUE_ENABLE": "1",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "LD_LIBRARY_PATH": _joined(LIBRARIES, base.get("LD_LIBRARY_PATH")),
         "PYTHONPATH": _joined(_SITE, WHEEL.parent, ROOT, ROOT / "protos", base.get("PYTHONPATH")),
@@ -49,7 +52,7 @@ def npu_environment(
         "FAKE_NPU_BYTES": str(_HBM[npu] // _HBM_SHARE if hbm_bytes is None else hbm_bytes),
     }
     if sanitize:
-        set_here["TORCH_NPU_SANITIZER"] = "1"
+        set_here |= {"TORCH_NPU_SANITIZER": "1", "FAKE_NPU_ORDER": "0"}
     if reports is not None:
         set_here["FAKE_NPU_REPORTS"] = str(reports)
     return {**base, **set_here}
