@@ -6,12 +6,16 @@ build/npu and building the runtime. It says so and does nothing where there is n
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from shared.ascend import ENVIRONMENT
+from tests.ascend.prepared import ADDRESS
 from tests.ascend.runtime.build import LIBRARIES, ROOT, WHEEL, build
 
 TORCH_NPU = "2.13.0"
@@ -86,13 +90,34 @@ def prepare() -> str:
     return ""
 
 
+@contextmanager
+def prepared() -> Iterator[dict[str, str]]:
+    """The environment, while a process is there that forks for each program that a test runs (`prepared.py`)."""
+    with tempfile.TemporaryDirectory(prefix="npu-", dir="/tmp") as folder:
+        address = Path(folder) / "socket"
+        environment = {**npu_environment(), ADDRESS: str(address)}
+        # One thread: a process that has several cannot be forked.
+        single = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        server = subprocess.Popen(
+            [sys.executable, "-m", "tests.ascend.prepared", str(address)],
+            env={**environment, **single},
+            start_new_session=True,
+        )
+        try:
+            yield environment
+        finally:
+            os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
+
+
 def main(command: list[str]) -> int:
     """Runs the command; 0 if it was left out."""
     problem = prepare()
     if problem:
         print(f"Tests on the simulated NPU are left out: {problem}.", file=sys.stderr)
         return 1 if os.environ.get("CI") == "true" else 0
-    return subprocess.run(command, env=npu_environment()).returncode
+    with prepared() as environment:
+        return subprocess.run(command, env=environment).returncode
 
 
 if __name__ == "__main__":

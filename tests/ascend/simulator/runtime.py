@@ -51,6 +51,12 @@ def own_report() -> Report:
     return report
 
 
+def forget_report() -> None:
+    """In a process that was forked: it has a report of its own."""
+    library().fake_forget_report()
+    own_report.cache_clear()
+
+
 def report_of(folder: Path, pid: int) -> Report:
     """Of another process, which was started with FAKE_NPU_REPORTS=`folder` and has imported torch_npu."""
     with (folder / str(pid)).open("r+b") as file:
