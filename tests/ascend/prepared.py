@@ -20,7 +20,7 @@ from typing import Any
 ADDRESS = "FAKE_NPU_PREPARED"  # the variable that names the socket
 BREAK = "FAKE_NPU_BREAK"  # that of a program whose sources are broken (tests/ascend/breaks)
 _LENGTH = 1 << 20
-_FAILED = 1
+_FAILED = 70  # of a program that raises; 1 is what pytest says where a test fails
 _LONGEST_IMPORT_S = 120.0
 # What a program with broken sources imports itself.
 _OURS = ("services", "shared", "tests")
