@@ -33,6 +33,7 @@ def _device_is_sound(request: pytest.FixtureRequest) -> Iterator[None]:
     itself."""
     torch.set_num_threads(1)
     counters.fallbacks.clear()
+    counters.on_ai_cpu.clear()
     before = counters.counts()
     yield
     faults.clear()
@@ -45,3 +46,4 @@ def _device_is_sound(request: pytest.FixtureRequest) -> Iterator[None]:
         for name in ("host_memory_changed", "unordered"):
             assert found[name] == before[name], problem
         assert not counters.fallbacks, "ops without a kernel for the NPU"
+        assert not counters.on_ai_cpu, "ops with a dtype that the NPU's cores do not take"
