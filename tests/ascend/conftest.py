@@ -13,16 +13,18 @@ if IS_SIMULATED:
     import torch_npu
 
     from services.decoder.devices.npu import trials
+    from shared import operation_check
     from tests.ascend.simulator import counters, faults, runtime, streams
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _forms_are_tried_in_this_process() -> Iterator[None]:
-    """Processes of their own would take most of the time here; those that tests start have them
-    (`decoder/test_trials.py`)."""
+def _trials_are_short() -> Iterator[None]:
+    """Processes of their own for each form would take most of the time here; those that tests start have them
+    (`decoder/test_trials.py`). What an operation takes is timed by a single call, for no time means anything here."""
     with pytest.MonkeyPatch.context() as patched:
         if IS_SIMULATED:
             patched.setattr(trials, "apart_or_here", trials.here)
+            patched.setattr(operation_check, "_REPEATS", 1)
         yield
 
 

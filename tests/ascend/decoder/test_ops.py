@@ -122,6 +122,24 @@ def test_heads_of_256_by_newer_and_older_releases(
     assert (form and form.name) == found
 
 
+def test_a_kernel_may_count_windows_otherwise(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One that counts the query itself among the tokens before it is called so that it sees as many."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # where nothing is known of this kernel
+    kernel = torch_npu.npu_fused_infer_attention_score
+
+    def counting(*tensors: Tensor, **given: Any) -> Any:
+        return kernel(*tensors, **{**given, "pre_tokens": given["pre_tokens"] - 1})
+
+    monkeypatch.setattr(torch_npu, "npu_fused_infer_attention_score", counting)
+    device = NpuDevice(HALF)
+    pair = Pair(device, KVSpec(2, 64, 64, HALF), 13)
+    assert pair.attention(4, [1, 1, 7, 140], [1, 300, 260, 140], window=130) < 0.01
+    form = device.ops.forms.form(NpuHeads(4, 2, 64, window=True))
+    assert form is not None and form.name == "TND+1"
+
+
 @pytest.mark.parametrize("window", [None, 60])
 def test_spans_that_see_each_other_whole(device: NpuDevice, window: int | None) -> None:
     pair = Pair(device, KVSpec(2, 64, 64, HALF), 13)

@@ -68,8 +68,8 @@ BREAKS = [
     ),
     _device(
         reason="the largest step does not count",
-        old="max-num-seqs)\", step_bytes),\n",
-        new="max-num-seqs)\", 0),\n",
+        old='max-num-seqs)", step_bytes),\n',
+        new='max-num-seqs)", 0),\n',
     ),
     _device(
         reason="the highest use of memory is that since the start",

@@ -61,8 +61,8 @@ BREAKS = [
     ),
     _ops(
         reason="zeros of a head stand behind both halves",
-        old="        halves = x.unflatten(-1, (2, -1))\n        return nn.functional.pad(halves, (0, (padded - size) // 2)).flatten(-2)",
-        new="        return nn.functional.pad(x, (0, padded - size))",
+        old="return nn.functional.pad(halves, (0, (padded - size) // 2)).flatten(-2)",
+        new="return nn.functional.pad(x, (0, padded - size))",
         tests=_ROWS,
     ),
     _ops(
