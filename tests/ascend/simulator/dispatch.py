@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.ascend.simulator import counters, faults, graphs, limits, runtime
+from tests.ascend.simulator import counters, faults, graphs, limits, runtime, workspaces
 from tests.ascend.simulator.memory import host_view, on_device, to_device
 
 Kernel = Callable[..., Any]
@@ -83,13 +83,16 @@ def tensors_in(values: Iterable[Any]) -> Iterable[Tensor]:
             yield from tensors_in(value)
 
 
-def launch(name: str, arguments: Arguments, options: Options) -> None:
-    """Counts a call, refuses what the device would, and fails where a test has planted a fault."""
+def launch(name: str, arguments: Arguments, options: Options) -> Tensor | None:
+    """Counts a call, refuses what the device would, and fails where a test has planted a fault. Returns the workspace,
+    which is there until the call has its results."""
     counters.kernels[name] += 1
     runtime.add("kernel")
     graphs.before_kernel()
-    limits.check(name, tensors_in((*arguments, *options.values())))
-    faults.before_kernel(name, (*arguments, *options.values()))
+    given = (*arguments, *options.values())
+    limits.check(name, tensors_in(given))
+    faults.before_kernel(name, given)
+    return workspaces.take(name, tensors_in(given))
 
 
 def over_device_memory(
@@ -103,8 +106,7 @@ def over_device_memory(
     """
 
     def run(*arguments: Any, **options: Any) -> Any:
-        launch(name, arguments, options)
-        call = _Call(function, arguments, options)
+        call = _Call(function, arguments, options, launch(name, arguments, options))
         if in_place is not None and graphs.is_deferred():
             call.forget_originals()
             graphs.note(call, [])
@@ -120,10 +122,12 @@ def over_device_memory(
 
 
 class _Call:
-    """One call, with its arguments as tensors of the CPU."""
+    """One call, with its arguments as tensors of the CPU. `workspace`: what it has until its results are there."""
 
-    def __init__(self, function: Kernel, arguments: Arguments, options: Options) -> None:
-        self._function = function
+    def __init__(
+        self, function: Kernel, arguments: Arguments, options: Options, workspace: Tensor | None
+    ) -> None:
+        self._function, self._workspace = function, workspace
         self._originals: dict[int, Tensor | None] = {}
         self._arguments = [_map(value, self._lowered) for value in arguments]
         self._options = {name: _map(value, self._lowered) for name, value in options.items()}
@@ -153,6 +157,7 @@ class _Call:
     def forget_originals(self) -> None:
         """A graph does not keep tensors from being freed: its memory pool does, where it is asked to."""
         self._originals = dict.fromkeys(self._originals)
+        self._workspace = None
 
     def repeat(self, outputs: list[Tensor]) -> None:
         """Computes again, into the memory of the first results."""
