@@ -10,6 +10,7 @@ VENV   ?= .venv
 MODEL  ?=
 PORT   ?= 8000
 ARGS   ?=
+NPUS   ?= 1
 # How many tests run at once. They wait for servers and for time: one more than cores keeps the cores at work.
 JOBS   ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 7 ? cores + 1 : 8)))
 TORCH_INDEX ?=
@@ -26,10 +27,10 @@ PROTOS    := $(shell find protos -name '*.proto')
 COMPOSE   := docker compose
 
 .DEFAULT_GOAL := help
-.PHONY: help serve install proto kernels self-test lint types test test-full test-npu bench docker up down clean
+.PHONY: help serve install proto kernels self-test lint types test test-full test-npu simulate-npu bench docker up down clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 serve: $(LIBRARIES) proto kernels ## Serve a model on this machine (MODEL=, PORT=, ARGS=); the demo model unless given
 	@exec $(BIN)/tessera serve $(if $(MODEL),'$(MODEL)') --port $(PORT) $(ARGS)
@@ -90,6 +91,10 @@ test-full: install proto kernels ## Run the tests, also those that cover more of
 
 test-npu: install proto ## Run the tests on a simulated Ascend NPU, JOBS= at once (ARGS= goes to pytest); the first time downloads 43 MB
 	@$(BIN)/python -m tests.ascend.environment $(BIN)/pytest tests/ascend --numprocesses $(JOBS) --dist loadfile $(ARGS)
+
+simulate-npu: install proto kernels ## Serve a model on simulated Ascend NPUs (NPUS=, MODEL=, PORT=, ARGS=)
+	@exec $(BIN)/python -m tests.ascend.environment --devices $(NPUS) \
+		$(BIN)/tessera serve $(if $(MODEL),'$(MODEL)') --device npu --port $(PORT) $(ARGS)
 
 bench: install proto kernels ## Measure (ARGS= goes to the benchmark)
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -1,9 +1,11 @@
 """The environment in which processes find the simulated NPU: `npu_environment()`, and a program for `make test-npu`.
 
-`python -m tests.ascend.environment program argument ...` runs a program in it, after installing torch_npu into
-build/npu and building the runtime. It says so and does nothing where there is no C++ compiler, or fails if CI is true.
+`python -m tests.ascend.environment [--npu 910B4] [--devices 1] program argument ...` becomes a program in it, after
+installing torch_npu into build/npu and building the runtime. Where there is no C++ compiler it says so and does
+nothing, or fails if CI is true.
 """
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -13,7 +15,7 @@ from pathlib import Path
 
 from tests.ascend.runtime.build import LIBRARIES, ROOT, WHEEL, build
 
-TORCH_NPU = "2.13.0"
+TORCH_NPU = os.environ.get("TESSERA_TEST_TORCH_NPU") or "2.13.0"
 _SITE = Path(__file__).parent / "site"
 # Of the sizes of real devices, what the memory of a machine with tests bears.
 _HBM_SHARE = 16
@@ -83,13 +85,20 @@ def prepare() -> str:
     return ""
 
 
-def main(command: list[str]) -> int:
-    """Runs the command; 0 if it was left out."""
+def main(arguments: list[str]) -> int:
+    """Becomes the program, or returns an exit status: 0 if it was left out."""
+    parser = argparse.ArgumentParser(prog="python -m tests.ascend.environment")
+    parser.add_argument("--npu", choices=_HBM, default="910B4", help="the chip")
+    parser.add_argument("--devices", type=int, default=1, help="how many there are")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    given = parser.parse_args(arguments)
     problem = prepare()
     if problem:
-        print(f"Tests on the simulated NPU are left out: {problem}.", file=sys.stderr)
+        print(f"What needs the simulated NPU is left out: {problem}.", file=sys.stderr)
         return 1 if os.environ.get("CI") == "true" else 0
-    return subprocess.run(command, env=npu_environment()).returncode
+    environment = npu_environment(given.npu, devices=given.devices)
+    sys.stdout.flush()
+    os.execvpe(given.command[0], given.command, environment)
 
 
 if __name__ == "__main__":
