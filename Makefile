@@ -93,7 +93,7 @@ test-npu: install proto ## Run the tests on a simulated Ascend NPU, JOBS= at onc
 	@$(BIN)/python -m tests.ascend.environment $(BIN)/pytest tests/ascend --numprocesses $(JOBS) --dist loadfile $(ARGS)
 
 simulate-npu: install proto kernels ## Serve a model on simulated Ascend NPUs (NPUS=, MODEL=, PORT=, ARGS=)
-	@exec $(BIN)/python -m tests.ascend.environment --devices $(NPUS) \
+	@exec $(BIN)/python -m tests.ascend.simulated --devices $(NPUS) \
 		$(BIN)/tessera serve $(if $(MODEL),'$(MODEL)') --device npu --port $(PORT) $(ARGS)
 
 bench: install proto kernels ## Measure (ARGS= goes to the benchmark)

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.ascend.support import run_python
+from tests.ascend.support import run_new_python
 from tests.support.processes.demo_question import ask, unseen
 from tests.support.processes.system import System
 
@@ -21,7 +21,7 @@ assert importlib.util.find_spec("torch_npu")
 import torch, torch_npu
 print(torch_npu.npu_swiglu(torch.ones(1, 64, dtype=torch.float16, device="npu")).shape)
 """
-    assert "torch.Size([1, 32])" in run_python(code, os.environ)
+    assert "torch.Size([1, 32])" in run_new_python(code, os.environ)
 
 
 def test_a_picture_is_answered_from_npus_that_no_other_system_gets(

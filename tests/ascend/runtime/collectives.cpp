@@ -166,6 +166,9 @@ struct Call {
   Communicator *among;
 };
 
+// Taken by Python (`fake_take_collective`): torch_npu's own thread comes here, which must not wait for the interpreter.
+static std::deque<Call *> captured;
+
 static HcclResult run(const Call &call) {
   auto among = call.among;
   size_t bytes = call.number * size_of(call.type);
@@ -187,10 +190,17 @@ static HcclResult run(const Call &call) {
 static HcclResult issue(const Call &call, aclrtStream on) {
   if (broken()) return HCCL_E_INTERNAL;
   auto stream = stream_of(on);
-  stream->sequence++;
-  count(collective);
-  // All ranks capture alike, so none may wait for the others here; the call is kept and made at each replay.
-  if (is_capturing()) return call_hook(collective_call, new Call(call), nullptr), HCCL_SUCCESS;
+  size_t bytes = call.number * size_of(call.type);
+  {
+    Lock lock(mutex);
+    stream->sequence++;
+    count(collective);
+    // All ranks capture alike, so none may wait for the others here; the call is kept and made at each replay.
+    if (is_capturing()) return captured.push_back(new Call(call)), HCCL_SUCCESS;
+    perform(stream, stream->sequence);
+    access(stream, call.in, bytes, false);
+    access(stream, call.out, call.kind == all_gather ? call.among->size * bytes : bytes, true);
+  }
   return run(call);
 }
 
@@ -200,6 +210,15 @@ using fake::Communicator;
 
 #pragma GCC visibility push(default)
 extern "C" {
+
+// The next collective that was captured, null for none.
+void *fake_take_collective() {
+  fake::Lock lock(fake::mutex);
+  if (fake::captured.empty()) return nullptr;
+  auto call = fake::captured.front();
+  fake::captured.pop_front();
+  return call;
+}
 
 // Makes a captured collective again; returns 0, or the error of HCCL.
 int fake_repeat_collective(void *call) { return fake::run(*static_cast<fake::Call *>(call)); }

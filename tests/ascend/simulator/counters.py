@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.ascend.simulator import streams
 from tests.ascend.simulator.runtime import Report, counter_names, own_report, report_of
 
 SYNCHRONISATIONS = ("synchronize_stream", "synchronize_event", "synchronize_device")
@@ -18,6 +19,8 @@ fallbacks: Counter[str] = Counter()
 
 def counts(report: Report | None = None) -> Counter[str]:
     """All counters since the start, of this process or of what a `report_of` gave."""
+    if report is None:
+        streams.drain()
     values = (own_report() if report is None else report).counter
     return Counter({name: values[i] for i, name in enumerate(counter_names())})
 

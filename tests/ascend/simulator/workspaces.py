@@ -15,7 +15,6 @@ from collections.abc import Iterable
 from functools import cache
 
 import torch
-import torch_npu
 from torch import Tensor
 
 from tests.ascend.simulator import graphs, runtime
@@ -38,13 +37,12 @@ _READ_AGAIN = frozenset(
 _PRODUCTS = frozenset({"addmm", "bmm", "linear", "matmul", "mm"})
 
 
-def take(name: str, tensors: Iterable[Tensor]) -> Tensor | None:
-    """The workspace of a call of an operator with these arguments, until it has run; None where torch's pools have no
-    part in it. Raises torch.OutOfMemoryError."""
+def take(name: str, tensors: Iterable[Tensor], stream: int) -> Tensor | None:
+    """The workspace of a call of an operator with these arguments on a stream, until it has run; None where torch's
+    pools have no part in it. Raises torch.OutOfMemoryError."""
     if not _cann_is_there():
         raise torch.OutOfMemoryError("NPU out of memory: CANN cannot load its kernels")
     if name.startswith(_OF_NNAL):
-        stream = torch_npu.npu.current_stream().npu_stream
         if not _library().fake_workspace(_least() + _first(tensors), stream):
             raise torch.OutOfMemoryError(f"NPU out of memory: the workspace of {name}")
         return None

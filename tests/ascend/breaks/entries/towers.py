@@ -1,0 +1,5 @@
+"""."""
+
+from tests.ascend.breaks.fault import Break
+
+BREAKS: list[Break] = []
