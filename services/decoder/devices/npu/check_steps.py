@@ -19,7 +19,7 @@ from services.decoder.steps.step import Step
 from shared.operation_check import Case
 
 # Heads of queries, of keys, and the size of each: one head of keys is what a rank of several may have.
-_LONG_HEADS = ((28, 4, 128), (7, 1, 128))
+_LONG_HEADS = ((4, 2, 128), (4, 1, 128))
 _LONG_ROWS = ((1, 4097), (1, 701), (400, 2500))  # queries and keys of each
 
 _GRAPH_HEADS = (8, 2, 128)
