@@ -13,16 +13,18 @@ if IS_SIMULATED:
     import torch_npu
 
     from services.decoder.devices.npu import trials
+    from shared import operation_check
     from tests.ascend.simulator import counters, faults, runtime, streams
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _forms_are_tried_in_this_process() -> Iterator[None]:
-    """Processes of their own would take most of the time here; those that tests start have them
-    (`decoder/test_trials.py`)."""
+def _trials_are_short() -> Iterator[None]:
+    """Processes of their own for each form would take most of the time here; those that tests start have them
+    (`decoder/test_trials.py`). What an operation takes is timed by a single call, for no time means anything here."""
     with pytest.MonkeyPatch.context() as patched:
         if IS_SIMULATED:
             patched.setattr(trials, "apart_or_here", trials.here)
+            patched.setattr(operation_check, "_REPEATS", 1)
         yield
 
 
@@ -33,6 +35,7 @@ def _device_is_sound(request: pytest.FixtureRequest) -> Iterator[None]:
     itself."""
     torch.set_num_threads(1)
     counters.fallbacks.clear()
+    counters.on_ai_cpu.clear()
     before = counters.counts()
     yield
     faults.clear()
@@ -45,3 +48,4 @@ def _device_is_sound(request: pytest.FixtureRequest) -> Iterator[None]:
         for name in ("host_memory_changed", "unordered"):
             assert found[name] == before[name], problem
         assert not counters.fallbacks, "ops without a kernel for the NPU"
+        assert not counters.on_ai_cpu, "ops with a dtype that the NPU's cores do not take"

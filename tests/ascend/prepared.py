@@ -92,9 +92,6 @@ def _import() -> None:
     import torch
     import torch_npu
 
-    import services.decoder.loading.load
-    import services.decoder.server
-    import services.vision_encoder.loading
     import tests.support.checkpoints
     import tests.support.decoder.greedy_reference
     import tests.support.decoder.step_stream  # noqa: F401

@@ -13,8 +13,8 @@ from tests.ascend.prepared import Prepared
 
 
 def run_python(code: str, environment: Mapping[str, str], timeout: float = 280) -> str:
-    """What a Python process prints that has its imports behind it (`prepared.py`); raises AssertionError with its output
-    if it fails."""
+    """What a Python process prints that has its imports behind it (`prepared.py`); raises AssertionError with its
+    output if it fails."""
     with tempfile.TemporaryFile() as output:
         status = Prepared(code, environment, output.fileno()).wait(timeout)
         return _checked(status, output)

@@ -40,7 +40,9 @@ class _BrokenFinder(importlib.abc.MetaPathFinder):
 
 
 def install(reason: str) -> None:
-    """Breaks what this process imports from now on."""
+    """Breaks what this process imports from now on; nothing for an empty reason."""
+    if not reason:
+        return
     fault = next(entry for entry in BREAKS if entry.reason == reason)
     assert fault.module not in sys.modules, f"{fault.module} has been imported already"
     sys.meta_path.insert(0, _BrokenFinder(fault))

@@ -46,11 +46,12 @@ def test_embeddings_come_beside_running_steps(device: NpuDevice) -> None:
     here = copied_in(device, values)
     assert not torch.equal(step, ones)  # nobody has waited for the step
     for number in range(1, 4):
-        assert here.dtype == HALF
+        assert here.dtype == HALF and here.shape == values.shape
         read = here * 2
         del here
         here = copied_in(device, values + number)
     assert torch.equal(read.cpu(), (2 * (values + 2)).half())
+    assert torch.equal(here.cpu(), (values + 3).half())
 
 
 def copied_in(device: NpuDevice, values: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,9 @@ kernels: Counter[str] = Counter()
 fallbacks: Counter[str] = Counter()
 """Calls of ops without a kernel for the NPU, which torch_npu runs on the CPU."""
 
+on_ai_cpu: Counter[str] = Counter()
+"""Calls that the device's AI CPUs compute, slowly, by name and dtype, as `sort of int64` (`simulator/ai_cpu.py`)."""
+
 
 def counts(report: Report | None = None) -> Counter[str]:
     """All counters since the start, of this process or of what a `report_of` gave."""

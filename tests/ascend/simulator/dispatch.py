@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.ascend.simulator import counters, faults, graphs, limits, streams, workspaces
+from tests.ascend.simulator import ai_cpu, counters, faults, graphs, limits, streams, workspaces
 from tests.ascend.simulator.memory import host_view, on_device, to_device
 
 Kernel = Callable[..., Any]
@@ -110,7 +110,9 @@ def launch(name: str, arguments: Arguments, options: Options) -> int:
     counters.kernels[name] += 1
     stream = streams.current()
     graphs.before_kernel()
-    limits.check(name, tensors_in((*arguments, *options.values())))
+    tensors = list(tensors_in((*arguments, *options.values())))
+    limits.check(name, tensors)
+    ai_cpu.note(name, tensors)
     faults.before_kernel(name, (*arguments, *options.values()))
     return stream
 

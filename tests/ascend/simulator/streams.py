@@ -1,5 +1,5 @@
-"""Streams as kernels in Python see them: they come behind what torch_npu's own thread still has to submit, and what they
-use is told to the runtime, which finds streams that use the same memory in no order (runtime/order.cpp)."""
+"""Streams as kernels in Python see them: they come behind what torch_npu's own thread still has to submit, and what
+they use is told to the runtime, which finds streams that use the same memory in no order (runtime/order.cpp)."""
 
 import ctypes
 from collections.abc import Iterable, Sequence
@@ -41,8 +41,8 @@ def begin(stream: int) -> None:
 
 
 def used(stream: int, ranges: Sequence[Range]) -> None:
-    """What the last operation of the stream uses. Raises Refused where another stream uses it too, and nothing says which
-    of the two comes first."""
+    """What the last operation of the stream uses. Raises Refused where another stream uses it too, and nothing says
+    which of the two comes first."""
     table = (_Range * len(ranges))(*ranges)
     if library().fake_access(ctypes.c_void_p(stream), table, len(ranges)):
         raise Refused(f"streams in no order: {own_report().message.decode()}")

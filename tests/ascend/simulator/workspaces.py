@@ -60,9 +60,14 @@ def _first(tensors: Iterable[Tensor]) -> int:
     return next((tensor.nbytes for tensor in tensors), 0)
 
 
+def of_cann() -> int:
+    """Bytes that CANN takes."""
+    return int(_library().fake_scaled(_CANN))
+
+
 @cache
 def _cann_is_there() -> bool:
-    return bool(_library().fake_take_for_cann(_library().fake_scaled(_CANN)))
+    return bool(_library().fake_take_for_cann(of_cann()))
 
 
 @cache

@@ -85,7 +85,7 @@ class NpuDevice(Device):
         # Before caches are emptied: workspaces of operators, which the next step takes again, would go with them.
         memory = self.memory()
         outside = self._free_at_start - memory.free - int(torch_npu.npu.memory_reserved())
-        torch_npu.npu.empty_cache()
+        torch_npu.npu.empty_cache()  # what the profile has freed is for others on the device
         if reserved is None:
             reserved = max(_LEAST_RESERVED_BYTES, int(memory.total * _RESERVED_SHARE))
         budget = CacheBudget(
