@@ -10,6 +10,7 @@ VENV   ?= .venv
 MODEL  ?=
 PORT   ?= 8000
 ARGS   ?=
+NPUS   ?= 1
 # How many tests run at once. They wait for servers and for time: one more than cores keeps the cores at work.
 JOBS   ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 7 ? cores + 1 : 8)))
 TORCH_INDEX ?=
@@ -27,7 +28,7 @@ COMPOSE   := docker compose
 ON_NPU    := $(BIN)/python -m tests.ascend.environment
 
 .DEFAULT_GOAL := help
-.PHONY: help serve install proto kernels self-test lint types test test-full test-npu test-npu-full bench docker up down clean
+.PHONY: help serve install proto kernels self-test lint types test test-full test-npu test-npu-full simulate-npu bench docker up down clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -95,6 +96,10 @@ test-npu: install proto ## Run the tests on a simulated Ascend NPU, JOBS= at onc
 test-npu-full: install proto ## All of these tests, then break the code for NPUs in every way that one of them has to notice
 	@$(ON_NPU) $(BIN)/pytest tests/ascend --numprocesses $(JOBS) --dist worksteal -m 'not compose' $(ARGS)
 	@$(ON_NPU) $(BIN)/python -m tests.ascend.breaks
+
+simulate-npu: install proto kernels ## Serve a model on simulated Ascend NPUs (NPUS=, MODEL=, PORT=, ARGS=)
+	@exec $(BIN)/python -m tests.ascend.simulated --devices $(NPUS) \
+		$(BIN)/tessera serve $(if $(MODEL),'$(MODEL)') --device npu --port $(PORT) $(ARGS)
 
 bench: install proto kernels ## Measure (ARGS= goes to the benchmark)
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -18,13 +18,14 @@ from shared.ascend import ENVIRONMENT
 from tests.ascend.prepared import ADDRESS
 from tests.ascend.runtime.build import LIBRARIES, ROOT, WHEEL, build
 
-TORCH_NPU = "2.13.0"
+TORCH_NPU = os.environ.get("TESSERA_TEST_TORCH_NPU") or "2.13.0"
 _SITE = Path(__file__).parent / "site"
 # Of the sizes of real devices, what the memory of a machine with tests bears.
 _HBM_SHARE = 16
 _GIB = 1 << 30
 _OF_SERVICES = ("TORCH_DEVICE_BACKEND_AUTOLOAD", "PYTORCH_NPU_ALLOC_CONF")
 _HBM = {"910B4": 32 * _GIB, "910B3": 64 * _GIB, "310P3": 24 * _GIB}
+CHIPS = tuple(_HBM)
 
 
 def npu_environment(

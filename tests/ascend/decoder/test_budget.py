@@ -33,7 +33,8 @@ def test_every_term_counts_once(npu: str, hbm_bytes: int) -> None:
     assert found["step"] == pytest.approx(PARTS[0], abs=MIB)  # what came later fits where that was
     for (share, sharers, reserved), budget in zip(CASES, found["budgets"], strict=True):
         kept = max(GIB, 0.03 * hbm_bytes) if reserved is None else reserved
-        left = hbm_bytes * (share or 0.9) / sharers - WEIGHTS - PARTS[0] - OUTSIDE - kept
+        outside = found["cann"] + OUTSIDE
+        left = hbm_bytes * (share or 0.9) / sharers - WEIGHTS - PARTS[0] - outside - kept
         expected = left / 2 if npu == "310P3" else left
         assert budget == pytest.approx(expected, abs=MIB), (share, sharers, reserved)
     before, after = found["unused"]

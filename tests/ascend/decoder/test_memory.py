@@ -27,9 +27,12 @@ except ServingError as error:
     print(json.dumps({"reason": error.reason, "message": error.message}))
     sys.exit()
 kv = sum(x.untyped_storage().nbytes() for layer in loaded.worker._kv for x in (layer.k, layer.v))
+free, total = torch_npu.npu.mem_get_info()
+outside = total - free - torch_npu.npu.memory_reserved()
 torch_npu.npu.empty_cache()
 print(json.dumps({
-    "total": torch_npu.npu.mem_get_info()[1],
+    "total": total,
+    "outside": outside,
     "allocated": torch_npu.npu.memory_allocated(),
     "kv": kv,
     "step": loaded.profile.step_bytes,
@@ -75,7 +78,8 @@ def test_the_cache_takes_what_the_rest_leaves(folder: Path, npu: str, hbm_bytes:
     found = load(folder, hbm_bytes, npu)
     assert found["total"] == hbm_bytes
     weights = found["allocated"] - found["kv"]
-    expected = SHARE * hbm_bytes - weights - found["step"] - RESERVED
+    assert found["outside"] > hbm_bytes // 128  # what CANN takes here, and workspaces
+    expected = SHARE * hbm_bytes - weights - found["step"] - found["outside"] - RESERVED
     assert found["kv"] == pytest.approx(expected, rel=0.02)
 
 

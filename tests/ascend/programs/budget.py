@@ -11,7 +11,7 @@ from torch_npu import npu
 from services.decoder.devices.npu.device import NpuDevice
 from services.decoder.steps.attention_meta import KVSpec
 from shared.errors import Unavailable
-from tests.ascend.simulator import runtime
+from tests.ascend.simulator import runtime, workspaces
 
 MIB = 1 << 20
 WEIGHTS, OUTSIDE, PARTS = 8 * MIB, 6 * MIB, (40 * MIB, 16 * MIB)
@@ -71,6 +71,7 @@ def main() -> None:
         "total": npu.mem_get_info()[1],
         "weights": weights.nbytes,
         "step": step_bytes,
+        "cann": workspaces.of_cann(),
         "unused": [unused, npu.memory_reserved() - npu.memory_allocated()],
         "budgets": budgets,
         "blocks": [block_bytes(device, size) for size in SIZES],

@@ -29,7 +29,11 @@ struct Communicator {
   char *part(int rank) const { return parts + rank * part_bytes; }
 };
 
+// Of the device's memory, for what comes and what goes: HCCL_BUFFSIZE MiB each.
+static bool take_buffers() { return take_for_cann(2 * scaled(setting("HCCL_BUFFSIZE", 200) << 20)); }
+
 static HcclResult open_communicator(uint32_t size, const HcclRootInfo *root, uint32_t rank, HcclComm *out) {
+  if (!take_buffers()) return HCCL_E_MEMORY;
   auto made = new Communicator{int(size), int(rank), nullptr, nullptr, {}};
   strncpy(made->name, root->internal[0] ? root->internal : "/fake-hccl-alone", sizeof made->name - 1);
   size_t bytes = head_bytes + size * part_bytes;
@@ -119,9 +123,10 @@ struct Plain {
 
 template <class T>
 static void reduce(const Communicator *among, void *out, uint64_t number, HcclReduceOp op) {
+  int ranks = among->size - int(setting("FAKE_HCCL_LEFT_OUT", 0));  // a fault that a test may plant
   for (uint64_t i = 0; i < number; i++) {
     auto result = reinterpret_cast<const T *>(among->part(0))[i].wide();
-    for (int rank = 1; rank < among->size; rank++) {
+    for (int rank = 1; rank < ranks; rank++) {
       auto other = reinterpret_cast<const T *>(among->part(rank))[i].wide();
       result = op == HCCL_REDUCE_SUM   ? result + other
                : op == HCCL_REDUCE_MAX ? std::max(result, other)

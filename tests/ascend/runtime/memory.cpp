@@ -15,12 +15,16 @@ static Blocks on_device, pinned;
 static size_t used;
 static constexpr int uninitialised = 0xCB;  // bytes of new device memory
 
-static size_t capacity() {
+static size_t real_capacity() {
   size_t real = std::string(soc()) == "Ascend910B4"      ? 32
                 : std::string(soc()).find("310P") != std::string::npos ? 24
                                                                        : 64;
-  return setting("FAKE_NPU_BYTES", real << 30);
+  return real << 30;
 }
+
+static size_t capacity() { return setting("FAKE_NPU_BYTES", real_capacity()); }
+
+size_t scaled(size_t bytes) { return size_t(double(bytes) * capacity() / real_capacity()); }
 
 static size_t foreign() { return setting("FAKE_NPU_FOREIGN_BYTES", 0); }  // held by other processes
 
@@ -31,6 +35,13 @@ static bool contains(const Blocks &blocks, const void *pointer) {
   if (after == blocks.begin()) return false;
   --after;
   return place < after->first + after->second;
+}
+
+bool take_for_cann(size_t bytes) {
+  Lock lock(mutex);
+  if (used + foreign() + bytes > capacity()) return false;
+  used += bytes;
+  return true;
 }
 
 bool is_device_memory(const void *pointer) { return contains(on_device, pointer); }

@@ -93,6 +93,10 @@ constexpr aclError kernel_fault = 507015;
 size_t setting(const char *name, size_t otherwise);
 const char *soc();
 
+// Memory that CANN takes for itself: torch does not know of it, and nobody frees it. Whether there is so much.
+bool take_for_cann(size_t bytes);
+size_t scaled(size_t bytes);  // of the sizes of a real device of this kind, what is simulated
+
 bool is_device_memory(const void *pointer);
 bool is_pinned_memory(const void *pointer);
 

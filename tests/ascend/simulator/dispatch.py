@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.ascend.simulator import ai_cpu, counters, faults, graphs, limits, streams
+from tests.ascend.simulator import ai_cpu, counters, faults, graphs, limits, streams, workspaces
 from tests.ascend.simulator.memory import host_view, on_device, to_device
 
 Kernel = Callable[..., Any]
@@ -142,7 +142,8 @@ def over_device_memory(
 
     def run(*arguments: Any, **options: Any) -> Any:
         stream = launch(name, arguments, options)
-        call = _Call(function, arguments, options)
+        workspace = workspaces.take(name, tensors_in((*arguments, *options.values())), stream)
+        call = _Call(function, arguments, options, workspace)
         used = streams.ranges(
             tensors_in((*arguments, *options.values())), written(arguments, options)
         )
@@ -172,10 +173,12 @@ def over_device_memory(
 
 
 class _Call:
-    """One call, with its arguments as tensors of the CPU."""
+    """One call, with its arguments as tensors of the CPU. `workspace`: what it has until its results are there."""
 
-    def __init__(self, function: Kernel, arguments: Arguments, options: Options) -> None:
-        self._function = function
+    def __init__(
+        self, function: Kernel, arguments: Arguments, options: Options, workspace: Tensor | None
+    ) -> None:
+        self._function, self._workspace = function, workspace
         self._originals: dict[int, Tensor | None] = {}
         self._arguments = [_map(value, self._lowered) for value in arguments]
         self._options = {name: _map(value, self._lowered) for name, value in options.items()}
@@ -205,6 +208,7 @@ class _Call:
     def forget_originals(self) -> None:
         """A graph does not keep tensors from being freed: its memory pool does, where it is asked to."""
         self._originals = dict.fromkeys(self._originals)
+        self._workspace = None
 
     def repeat(self, outputs: list[Tensor]) -> None:
         """Computes again, into the memory of the first results."""

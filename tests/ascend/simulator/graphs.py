@@ -65,6 +65,11 @@ def is_capturing() -> bool:
     return _capture is not None and _capture.thread == threading.get_ident()
 
 
+def is_updating() -> bool:
+    """Whether kernels of a graph are given other arguments."""
+    return _update is not None
+
+
 def is_deferred() -> bool:
     """Whether a kernel that is launched now does not run now."""
     return _update is not None or is_capturing()
