@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from shared.ascend import ENVIRONMENT
+from shared.child_process.die_with_parent import die_with_parent
 from tests.ascend.prepared import ADDRESS
 from tests.ascend.runtime.build import LIBRARIES, ROOT, WHEEL, build
 
@@ -103,6 +104,7 @@ def prepared() -> Iterator[dict[str, str]]:
             [sys.executable, "-m", "tests.ascend.prepared", str(address)],
             env={**environment, **single},
             start_new_session=True,
+            preexec_fn=die_with_parent(),
         )
         try:
             yield environment

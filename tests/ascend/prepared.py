@@ -17,6 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from shared.child_process.die_with_parent import die_with_parent
+
 ADDRESS = "FAKE_NPU_PREPARED"  # the variable that names the socket
 BREAK = "FAKE_NPU_BREAK"  # that of a program whose sources are broken (tests/ascend/breaks)
 _LENGTH = 1 << 20
@@ -75,12 +77,14 @@ def serve(address: Path) -> None:
     """Forks for each connection, until it is ended."""
     _import()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the programs but their clients
+    end_with_server = die_with_parent()
     server = socket.socket(socket.AF_UNIX)
     server.bind(str(address))
     server.listen(64)
     while True:
         connection, _ = server.accept()
         if not os.fork():
+            end_with_server()
             server.close()
             _run(connection)
         connection.close()
