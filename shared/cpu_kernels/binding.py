@@ -104,6 +104,31 @@ class RopeWrite(Structure):
     )
 
 
+class Segments(Structure):
+    """See `segments.h`."""
+
+    _fields_ = (
+        ("rows", c_int64),
+        ("count", c_int64),
+        ("starts", c_void_p),
+        ("members", c_void_p),
+        ("row_starts", c_void_p),
+        ("segment", c_void_p),
+        ("place", c_void_p),
+        ("pattern", c_void_p),
+    )
+
+
+class Adapter(Structure):
+    """See `segments.h`: for each product its additions and how many."""
+
+    _fields_ = tuple(
+        field
+        for product in ("qkv", "output", "gate_up", "down")
+        for field in ((product, c_void_p), (f"{product}_count", c_int64))
+    )
+
+
 class Layer(Structure):
     """See `layer.h`."""
 
@@ -161,6 +186,11 @@ class Kernels:
             library.tessera_linear,
             c_int, POINTER(Linear), c_void_p, c_void_p, c_int64, c_int64, c_int64,
         )  # fmt: skip
+        self.adapted_linear = _declare(
+            library.tessera_adapted_linear,
+            c_int, POINTER(Linear), POINTER(Segments), c_void_p, c_void_p, c_void_p,
+            c_int64, c_int64, c_int64,
+        )  # fmt: skip
         self.sketch = _declare(
             library.tessera_sketch, c_int, c_void_p, c_int64, c_int64, POINTER(Shortlist)
         )
@@ -187,8 +217,9 @@ class Kernels:
             library.tessera_attention, c_int, POINTER(Attention), POINTER(Cache)
         )
         self.layer = _declare(
-            library.tessera_layer, c_int, POINTER(Layer), POINTER(LayerStep), POINTER(Cache)
-        )
+            library.tessera_layer,
+            c_int, POINTER(Layer), POINTER(LayerStep), POINTER(Cache), POINTER(Segments), c_void_p,
+        )  # fmt: skip
         copies = (c_int, c_void_p, c_void_p, c_void_p, c_int64, POINTER(Cache))
         self.kv_write = _declare(library.tessera_kv_write, *copies)
         self.kv_read = _declare(library.tessera_kv_read, *copies)

@@ -1,7 +1,8 @@
 """Linear layers over weights that were packed once, for whoever computes on a CPU."""
 
 import ctypes
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -83,17 +84,33 @@ def linear(
     return out
 
 
-def gate_and_up(kernels: Kernels, x: Tensor, layer: PackedLinear) -> Tensor:
-    """float32 [rows, 2, out]: of a layer packed for SWIGLU the sums before one half of them gates the other."""
-    panels = layer.panels.shape[0]
-    call = binding.Linear.from_buffer_copy(layer.call)
-    call.outputs, call.epilogue = panels * kernels.panel, binding.PLAIN
-    call.result = binding.WIDE
-    plain = replace(layer, call=call, views=(ctypes.byref(call),))
-    sums = torch.empty((x.shape[0], panels * kernels.panel))
-    linear(kernels, x, plain, sums)
-    halves = sums.view(-1, panels, 2, kernels.lanes).transpose(1, 2)
-    return halves.reshape(-1, 2, panels * kernels.lanes)[..., : layer.outputs]
+def adapted_linear(
+    kernels: Kernels,
+    x: Tensor,
+    layer: PackedLinear,
+    segments: binding.Segments,
+    adapters: Any,
+    out: Tensor,
+) -> Tensor:
+    """The same with what is added to the segments of rows, by the adapter of each, in the weight's type.
+
+    adapters: addresses of `binding.Adapter`s, of which the first product's additions are meant.
+    """
+    kind = TYPES[x.dtype]
+    if x.shape[1] & kind:
+        x = torch.nn.functional.pad(x, (0, 1))
+    kernels.adapted_linear(
+        kind,
+        layer.views[binding.SAME],
+        segments,
+        adapters,
+        x.data_ptr(),
+        out.data_ptr(),
+        x.shape[0],
+        x.stride(0),
+        out.shape[1],
+    )
+    return out
 
 
 def _pack_bias(kernels: Kernels, bias: Tensor, epilogue: int, outputs: int, panels: int) -> Tensor:

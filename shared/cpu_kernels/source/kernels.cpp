@@ -33,6 +33,14 @@ void over_rows(int64_t count, int64_t bytes_each, Body body) {
     }, &region);
 }
 
+// A linear layer with what adapters add to it.
+template <class T>
+void adapted_linear(const Linear& layer, const Additions& additions, const void* x, void* y, int64_t rows,
+                    int64_t x_stride, int64_t y_stride) {
+    const auto* in = (const typename T::Element*)x;
+    linear<T>(*pool, layer, in, x_stride, y, y_stride, rows, nullptr, additions.empty() ? nullptr : &additions);
+}
+
 }  // namespace
 
 #define TYPED(type, CALL)       \
@@ -83,6 +91,14 @@ void tessera_try_linear(const void* panels, int64_t inputs, int64_t outputs, con
 void tessera_linear(int type, const Linear* layer, const void* x, void* y, int64_t rows,
                     int64_t x_stride, int64_t y_stride) {
     TYPED(type, linear<T>(*pool, *layer, (const T::Element*)x, x_stride, y, y_stride, rows));
+}
+
+// The same with what is added by the adapter of each segment, its first product's additions; `segments` are of so many
+// rows. Not for the largest output alone.
+void tessera_adapted_linear(int type, const Linear* layer, const Segments* segments, const Adapter* const* adapters,
+                            const void* x, void* y, int64_t rows, int64_t x_stride, int64_t y_stride) {
+    const Additions additions{segments, adapters, Adapter::QKV};
+    TYPED(type, adapted_linear<T>(*layer, additions, x, y, rows, x_stride, y_stride));
 }
 
 // weight: rows [outputs, inputs]; fills what `list` points to and the rest of it.
@@ -145,7 +161,9 @@ void tessera_attention(int type, const Attention* call, const Cache* cache) {
     TYPED(type, attention<T>(*pool, *call, *cache));
 }
 
-void tessera_layer(int type, const Layer* layer, const LayerStep* step, const Cache* cache) {
+// segments, adapters: what is added, by the adapter of each segment; or null.
+void tessera_layer(int type, const Layer* layer, const LayerStep* step, const Cache* cache,
+                   const Segments* segments, const Adapter* const* adapters) {
     RopeWrite rope = step->rope;
     Attention attention = step->attention;
     rope.q_norm = layer->q_norm;
@@ -153,15 +171,20 @@ void tessera_layer(int type, const Layer* layer, const LayerStep* step, const Ca
     attention.window = layer->window;
     const int64_t rows = step->rows, hidden = layer->output.outputs;
     void* normed = step->normed;
-    tessera_linear(type, &layer->qkv, normed, rope.qkv, rows, hidden, layer->qkv.outputs);
+    const auto linear = [&](const Linear& product, Adapter::Product which, const void* x, void* y, int64_t x_stride,
+                            int64_t y_stride) {
+        if (!segments) return tessera_linear(type, &product, x, y, rows, x_stride, y_stride);
+        const Additions additions{segments, adapters, which};
+        TYPED(type, adapted_linear<T>(product, additions, x, y, rows, x_stride, y_stride));
+    };
+    linear(layer->qkv, Adapter::QKV, normed, rope.qkv, hidden, layer->qkv.outputs);
     tessera_rope_write(type, &rope, cache);
     tessera_attention(type, &attention, cache);
-    tessera_linear(type, &layer->output, attention.out, normed, rows, layer->output.inputs, hidden);
+    linear(layer->output, Adapter::OUTPUT, attention.out, normed, layer->output.inputs, hidden);
     tessera_add_rms_norm(type, normed, step->residual, layer->post_norm, layer->eps, rows, hidden,
                          normed);
-    tessera_linear(type, &layer->gate_up, normed, step->gated, rows, hidden,
-                   layer->gate_up.outputs);
-    tessera_linear(type, &layer->down, step->gated, normed, rows, layer->down.inputs, hidden);
+    linear(layer->gate_up, Adapter::GATE_UP, normed, step->gated, hidden, layer->gate_up.outputs);
+    linear(layer->down, Adapter::DOWN, step->gated, normed, layer->down.inputs, hidden);
     tessera_add_rms_norm(type, normed, step->residual, layer->after_norm, layer->eps, rows, hidden,
                          normed);
 }

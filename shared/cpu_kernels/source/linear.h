@@ -15,6 +15,7 @@
 
 #include "linear_call.h"
 #include "pool.h"
+#include "segment_inputs.h"
 #include "tile_linear.h"
 
 namespace tessera {
@@ -75,6 +76,18 @@ static inline void multiply(const LinearCall& call, const Block& block, int64_t 
         add_steps<P, R>(block.units, x, call.x_stride, block.count, left, right);
     else
         add_products<P, R>(block.units, x, call.x_stride, block.count, left, right);
+    if (block.ends && call.added) {
+        floats more[2][R];  // copies: sums whose address is taken would never be in registers
+        for (int r = 0; r < R; r++) {
+            more[0][r] = left[r];
+            more[1][r] = right[r];
+        }
+        add_segments<T, R>(*call.added, block.panel, row, more[0], more[1]);
+        for (int r = 0; r < R; r++) {
+            left[r] = more[0][r];
+            right[r] = more[1][r];
+        }
+    }
     for (int r = 0; r < R; r++) {
         if (block.ends) {
             finish<T>(call, block.panel, row + r, left[r], right[r], best);
@@ -121,6 +134,7 @@ static void multiply_panel(const LinearCall& call, int64_t panel, Running* best)
     typedef typename VectorsOf<T>::Type V;
     const int64_t units = whole_steps<T>(call.layer->inputs) / V::PER_UNIT;
     const int32_t* w = call.layer->panels + panel * units * PANEL;
+    if (call.added) ask_for_segments<T>(*call.added, panel);
     if (call.rows <= (V::WIDENS ? WIDEN_TILES : 1) * TILE_ROWS)
         return multiply_rows<V, T>(call, Block{panel, w, units, 0, nullptr, true, true}, best);
     static thread_local std::vector<floats> sums;
@@ -146,12 +160,21 @@ static void multiply_panel(const LinearCall& call, int64_t panel, Running* best)
 template <class T>
 static void linear_tile(void* context, int tile) {
     const auto& call = *(const LinearCall*)context;
+    const DenormalsAreZero<T> flushed;
+    if (call.added) {
+        // The inputs of what is added come first. Nobody waits for all of them before the sums they are added to.
+        if (tile < call.added->tiles) {
+            take_input_tile<T>(*call.added_inputs, tile);
+            call.added->done->fetch_add(1, std::memory_order_release);
+            return;
+        }
+        tile -= call.added->tiles;
+    }
     const int64_t first = tile * call.panels_each;
     const int64_t last = std::min(call.panels, first + call.panels_each);
     static thread_local std::vector<Running> best;
     if (call.largest)
         best.assign(call.rows, Running{broadcast(-INFINITY), broadcast_int(-1), ints{}});
-    const DenormalsAreZero<T> flushed;
     if (call.by_tiles)
         multiply_by_tiles(call, first, last, best.data());
     else
@@ -193,15 +216,22 @@ static const int32_t* widen_rows(Pool& pool, const typename T::Element* x, int64
     return words.data();
 }
 
-// chosen: the panels to multiply, ascending, at least one; null: all of them.
+// chosen: the panels to multiply, ascending, at least one; null: all of them. additions: of adapters, or null.
 template <class T>
 static void linear(Pool& pool, const Linear& layer, const typename T::Element* x, int64_t x_stride,
                    void* y, int64_t y_stride, int64_t rows,
-                   const std::vector<int32_t>* chosen = nullptr) {
+                   const std::vector<int32_t>* chosen = nullptr, const Additions* additions = nullptr) {
     if (rows == 0) return;
     typedef typename VectorsOf<T>::Type V;
     const int64_t width = layer.epilogue == SWIGLU ? LANES : PANEL;
     LinearCall call{&layer, nullptr, 0, y, y_stride, rows, 0, 0, nullptr, nullptr, false};
+    Added added;
+    InputCall inputs;
+    if (additions) {
+        inputs = plan_inputs<T>(*additions, x, x_stride, added);
+        call.added = &added;
+        call.added_inputs = &inputs;
+    }
     call.by_tiles = TILES_MULTIPLY<T> && rows >= TILES_FROM;
     if (V::WIDENS && !call.by_tiles) {
         call.x_stride = whole_steps<T>(layer.inputs);
@@ -228,7 +258,7 @@ static void linear(Pool& pool, const Linear& layer, const typename T::Element* x
         found.resize(tiles * rows);
         call.largest = found.data();
     }
-    pool.run((int)tiles, linear_tile<T>, &call);
+    pool.run((int)tiles + (call.added ? added.tiles : 0), linear_tile<T>, &call);
     if (layer.result != LARGEST) return;
     auto* results = (Largest*)y;
     for (int64_t r = 0; r < rows; r++) {

@@ -6,6 +6,7 @@
 
 #include "activations.h"
 #include "pairs.h"
+#include "segments.h"
 #include "vectors.h"
 
 namespace tessera {
@@ -46,6 +47,8 @@ struct Running {
     ints column, poisoned;
 };
 
+struct InputCall;
+
 struct LinearCall {
     const Linear* layer;
     const int32_t* x;  // rows of words (`vectors.h`)
@@ -58,6 +61,8 @@ struct LinearCall {
     const int32_t* chosen;  // of the panels, ascending; null: all
     bool by_tiles;          // x's words are pairs of bfloat16 then
     const uint16_t* rest = nullptr;  // for tiles: `rest_of_rows` (`tile_linear.h`)
+    const Added* added = nullptr;
+    const InputCall* added_inputs = nullptr;
 
     int64_t panel(int64_t place) const { return chosen ? chosen[place] : place; }
 };

@@ -102,9 +102,9 @@ def test_a_kernel_with_a_fault_is_told(
         if fault is not None:
             return kernel(q, k, v, **fault(given))
         heads = q.shape[-2]  # the heads of one group among those of the others
-        order = torch.arange(heads).view(2, -1).T.reshape(-1)
-        out, *rest = kernel(q.index_select(-2, order.to(q.device)), k, v, **given)
-        return (out.index_select(-2, order.argsort().to(q.device)), *rest)
+        order = torch.arange(heads).view(2, -1).T.reshape(-1).to(q.device)
+        out, *rest = kernel(q.index_select(-2, order), k, v, **given)
+        return (out.index_select(-2, order.float().argsort()), *rest)
 
     monkeypatch.setattr(torch_npu, "npu_fused_infer_attention_score", faulty)
     result = try_forms(device, Heads(4, 2, 64, window=fault is with_a_wider_window))

@@ -174,7 +174,7 @@ def write_elsewhere(
     k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor, cache_mode: str = ""
 ) -> None:
     """A kernel that has another layout in mind: all tokens of a head one behind the other."""
-    block, place = slots.long() // 128, slots.long() % 128
+    block, place = (slots // 128).long(), (slots % 128).long()
     for cache, rows in ((keys, k), (values, v)):
         cache.view(len(cache), rows.shape[1], 128, -1)[block, :, place] = rows
 

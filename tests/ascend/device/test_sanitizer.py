@@ -28,6 +28,7 @@ except Exception as error:
 """
 
 
+@pytest.mark.full
 def test_streams_without_order_are_found() -> None:
     output = run_new_python(_TWO_STREAMS, npu_environment(sanitize=True))
     assert "in order: 2048.0" in output

@@ -33,7 +33,7 @@ from services.decoder.steps.slot_state import LayerState, StateTensor
 from shared.weights.linear_weight import LinearWeight
 from shared.weights.quantized_weight import QuantizedWeight
 
-_NO_SEGMENTS = LayerSegments()
+_NO_SEGMENTS = LayerSegments((), ())
 
 
 class Use(Enum):
@@ -238,14 +238,18 @@ class BaseOps:
     ) -> Tensor:
         """[rows, H] to [rows, I] through a fused gate-and-up layer, with what segments add before the activation: of
         their outputs the first I are gates."""
-        both = self.linear(x, packed)
-        self.adapt(x, both, segments)
-        return self.swiglu(both)
+        return self.swiglu(self.adapted_linear(x, packed, segments))
 
     def reduce(self, x: Tensor) -> Tensor:
         """The sum of all ranks' rows [T, H], which it may overwrite; there must be other ranks."""
         assert self.ranks is not None
         return self.ranks.sum(x)
+
+    def adapted_linear(self, x: Tensor, packed: Packed, segments: Sequence[Segment]) -> Tensor:
+        """[rows, in] to [rows, out], with what the segments add."""
+        out = self.linear(x, packed)
+        self.adapt(x, out, segments)
+        return out
 
     def adapt(self, x: Tensor, out: Tensor, segments: Sequence[Segment]) -> None:
         """Adds to `out` [rows, out], a product of `x` [rows, in], what the segments say, one after the other."""
@@ -268,23 +272,19 @@ class BaseOps:
         """A whole layer: from rows [T, H] after the norm before it and their sums so far to the same
         after it. Both may be overwritten."""
         added = segments or _NO_SEGMENTS
-        fused = self.linear(normed, layer.qkv)
-        self.adapt(normed, fused, added.qkv)
+        fused = self.adapted_linear(normed, layer.qkv, added.of("qkv"))
         if layer.row_norms is not None:
             self.row_norms(fused, layer.row_norms)
         q, k, v = self.qkv_rope_write(fused, cos, sin, layer.heads, kv, meta, layer.norms)
         mixed = self.paged_attention(q, k, v, kv, meta, scale=layer.scale, window=layer.window)
-        attended = mixed.flatten(1)
-        mixed = self.linear(attended, layer.output)
-        self.adapt(attended, mixed, added.output)
+        mixed = self.adapted_linear(mixed.flatten(1), layer.output, added.of("output"))
         if self.ranks is not None:
             mixed = self.reduce(mixed)
         if layer.attention_norm is not None:
             mixed = self.rms_norm(mixed, layer.attention_norm, layer.eps)
         normed, residual = self._sum_and_norm(mixed, residual, layer.post_norm, layer.eps)
-        gated = self.gate_up_swiglu(normed, layer.gate_up, added.gate_up)
-        mixed = self.linear(gated, layer.down)
-        self.adapt(gated, mixed, added.down)
+        gated = self.gate_up_swiglu(normed, layer.gate_up, added.of("gate_up"))
+        mixed = self.adapted_linear(gated, layer.down, added.of("down"))
         if self.ranks is not None:
             mixed = self.reduce(mixed)
         if layer.mlp_norm is not None:

@@ -15,12 +15,16 @@ import numpy as np
 import structlog
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from services.decoder.devices.base.adapters import LayerSegments, Segment
+from services.decoder.devices.base.adapters import (
+    Addition,
+    LayerSegments,
+    LinearPlace,
+    Segment,
+)
 from services.decoder.devices.base.decoder_layer import DecoderLayer
 from services.decoder.devices.base.ops import BaseOps, Use
-from services.decoder.devices.cpu.adapted_rows import AdaptedRowsCache
+from services.decoder.devices.cpu import additions
 from services.decoder.devices.cpu.layer import LayerCall, make_call, make_step
 from services.decoder.steps.attention_meta import (
     AttnMeta,
@@ -35,6 +39,7 @@ from shared.cpu_kernels.binding import Kernels
 from shared.cpu_kernels.host_memory import zeros_in_huge_pages
 from shared.cpu_kernels.packed_linear import TYPES, PackedLinear
 from shared.cpu_kernels.shortlist import Shortlist
+from shared.weights.linear_weight import LinearWeight
 
 log = structlog.get_logger(__name__)
 
@@ -47,8 +52,6 @@ _EPILOGUES = {
     Use.GELU: binding.GELU_TANH,
     Use.HEAD: binding.PLAIN,
 }
-# Numbers that torch's threads do not divide among each other: its `silu` differs by a bit where one ends.
-_UNDIVIDED = 32767
 
 Tasks: TypeAlias = "np.ndarray[tuple[int, int], np.dtype[np.int32]]"
 
@@ -64,7 +67,8 @@ class CpuOps(BaseOps):
         self._kernels = kernels
         self._type = TYPES[dtype]
         self._layers: WeakKeyDictionary[DecoderLayer, LayerCall] = WeakKeyDictionary()
-        self._adapted = AdaptedRowsCache()
+        self._added = additions.AddedInSteps()
+        self._addition_memory = additions.Memory(dtype)
 
     @property
     def row_invariant(self) -> bool:
@@ -119,34 +123,30 @@ class CpuOps(BaseOps):
             packed_linear.linear(self._kernels, x, layer, pairs, binding.LARGEST)
         return pairs[:, 1], pairs[:, 0].view(torch.float32)
 
+    def pack_addition(self, place: LinearPlace, down: LinearWeight, up: LinearWeight) -> Addition:
+        """See `BaseOps.pack_addition`; the outputs in vectors, as the layer has them."""
+        place.require(down, up)
+        matrices = down.dense(self.dtype), up.dense(self.dtype)
+        return additions.pack(place, *matrices, self._kernels.lanes, self._addition_memory)
+
+    def adapted_linear(self, x: Tensor, packed: Packed, segments: Sequence[Segment]) -> Tensor:
+        """In one pass, in which the layer's own sums go on with what is added."""
+        if not segments:
+            return self.linear(x, packed)
+        layer, added = _panels(packed), self._added.to_product(segments, len(x))
+        out = torch.empty((x.shape[0], layer.outputs), dtype=self.dtype)
+        return packed_linear.adapted_linear(
+            self._kernels, x, layer, added.segments, added.addresses, out
+        )
+
     def gate_up_swiglu(
         self,
         x: Tensor,
         packed: Packed,
         segments: Sequence[Segment] = (),
     ) -> Tensor:
-        """[rows, H] to [rows, I] in one pass over a layer from `pack_gate_up`; rows of segments by their sums."""
-        if not segments:
-            return self.linear(x, packed)
-        layer, adapted = _panels(packed), self._adapted.of(segments, len(x))
-        rows = x[adapted.rows] if len(adapted.others) else x
-        sums = packed_linear.gate_and_up(self._kernels, rows, layer)
-        halves = sums[:, 0], sums[:, 1]
-        for segment, places in zip(segments, adapted.places, strict=True):
-            addition, some = segment.addition, rows if places is None else rows[places]
-            added = self.linear_float32(self.linear(some, addition.down), addition.up)
-            _add_to_halves(halves, added, addition.place.first, places)
-        gate, up = halves
-        most = max(1, _UNDIVIDED // layer.outputs)
-        for first in range(0, len(gate), most):
-            F.silu(gate[first : first + most], inplace=True)
-        gated = gate.mul_(up).to(self.dtype)
-        if not len(adapted.others):
-            return gated
-        out = torch.empty((len(x), layer.outputs), dtype=self.dtype)
-        out[adapted.rows] = gated
-        out[adapted.others] = self.linear(x[adapted.others], packed)
-        return out
+        """[rows, H] to [rows, I] in one pass over a layer from `pack_gate_up`."""
+        return self.adapted_linear(x, packed, segments)
 
     # Small ops
 
@@ -313,20 +313,24 @@ class CpuOps(BaseOps):
         segments: LayerSegments | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The same kernels in one call, which overwrites both, where rows need no padding between
-        them, and nothing is added, neither here nor by other ranks."""
+        them, and other ranks add nothing."""
         known = self._layers.get(layer)
         if known is None:
             parts = (layer.qkv, layer.output, layer.gate_up, layer.down)
             known = make_call(layer, *map(_panels, parts), alone=self.share.size == 1)
             self._layers[layer] = known
-        if segments is not None or not known.whole:
+        if not known.whole:
             return super().decoder_layer(normed, residual, layer, cos, sin, kv, meta, segments)
         step = meta.device_state.get("layers")
         if step is None or not step.fits(normed, residual, cos, known.widths):
             tasks = _tasks(meta, layer.heads.num_q // layer.heads.num_kv)
             step = make_step(normed, residual, layer, known.widths, cos, sin, meta, tasks)
             meta.device_state["layers"] = step
-        self._kernels.layer(self._type, known.call, step.call, _own(kv).cache)
+        cache, added = _own(kv).cache, None
+        if segments is not None:
+            added = self._added.to_layer(segments, len(normed))
+        rows, adapters = (None, None) if added is None else (added.segments, added.addresses)
+        self._kernels.layer(self._type, known.call, step.call, cache, rows, adapters)
         return normed, residual
 
     # Attention
@@ -405,23 +409,6 @@ class _CpuKV(PagedKV):
     both: Tensor
     size: int  # D
     cache: "ctypes._CArgObject"
-
-
-def _add_to_halves(
-    halves: tuple[Tensor, Tensor], added: Tensor, first: int, places: Tensor | None
-) -> None:
-    """Adds [n, outputs], of which the first is output number `first` of both halves together, to rows [n] of them."""
-    width = halves[0].shape[1]
-    for number, half in enumerate(halves):
-        start = number * width
-        low, high = max(first, start), min(first + added.shape[1], start + width)
-        if low < high:
-            part = half[:, low - start : high - start]
-            new = added[:, low - first : high - first]
-            if places is None:
-                part += new
-            else:
-                part[places] += new
 
 
 def _panels(packed: Packed) -> PackedLinear:
