@@ -1,5 +1,5 @@
 """`python -m tests.ascend.simulated [--npu 910B4] [--devices 1] program argument ...` becomes a program that finds
-simulated NPUs, such as `tessera serve` (`make simulate-npu`). It prepares them first, as `environment.py` does for tests.
+simulated NPUs, such as `tessera serve` (`make simulate-npu`). It prepares them first, as `environment.py` for tests.
 """
 
 import argparse

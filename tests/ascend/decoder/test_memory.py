@@ -78,7 +78,7 @@ def test_the_cache_takes_what_the_rest_leaves(folder: Path, npu: str, hbm_bytes:
     found = load(folder, hbm_bytes, npu)
     assert found["total"] == hbm_bytes
     weights = found["allocated"] - found["kv"]
-    assert found["outside"] > hbm_bytes // 128  # what CANN takes here, and workspaces
+    assert found["outside"] > hbm_bytes // 256  # what CANN takes here, and workspaces
     expected = SHARE * hbm_bytes - weights - found["step"] - found["outside"] - RESERVED
     assert found["kv"] == pytest.approx(expected, rel=0.02)
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.ascend.environment import ROOT, npu_environment
+from tests.ascend.environment import npu_environment
+from tests.ascend.runtime.build import ROOT
 from tests.ascend.support import run_python
 from tests.support.checkpoints import make_checkpoint
 
