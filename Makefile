@@ -11,8 +11,8 @@ MODEL  ?=
 PORT   ?= 8000
 ARGS   ?=
 NPUS   ?= 1
-# How many tests run at once. They wait for servers and for time: one more than cores keeps the cores at work.
-JOBS   ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 7 ? cores + 1 : 8)))
+# How many tests run at once. They wait for servers and for time: two more than cores keep the cores at work.
+JOBS   ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 6 ? cores + 2 : 8)))
 TORCH_INDEX ?=
 
 BIN       := $(VENV)/bin

@@ -65,6 +65,7 @@ class DecoderOptions(ComputeSettings, LoraSettings, ModelLengthSettings, Profile
         None,
         ge=1,
         description="Bytes of KV cache for each decoder, with the state of its layers that keep some for each sequence;"
+        " adapters (--max-loras) and graphs take their memory beside it;"
         " unless given the least of 4 GiB on a CPU (512 MiB for a model"
         " below 100 million parameters), what --gpu-memory-utilization allows, and what --max-num-seqs sequences of"
         " --max-model-len tokens take.",
@@ -93,7 +94,8 @@ class DecoderOptions(ComputeSettings, LoraSettings, ModelLengthSettings, Profile
     graphs: Literal["off", "on", "auto"] = Field(
         "off",
         description="Steps that only generate are captured as graphs at the start and replayed, in place of a call for"
-        " each operation: off, on, or auto, whichever is measured to be faster. On npu alone, but not on a 310P.",
+        " each operation: off, on, or auto, whichever is measured to be faster. On npu, but not on a 310P, and on cuda"
+        " where one rank computes.",
     )
 
     @property

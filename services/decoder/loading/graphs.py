@@ -17,7 +17,7 @@ from shared.errors import InvalidRequest
 
 log = structlog.get_logger(__name__)
 
-_BLOCKS = 3  # of a cache in which the largest graph's rows have a place each
+_BLOCKS = 3  # of a cache for a step that nobody asked for
 _REPEATED = 10  # steps that are timed together, as they follow each other when they are served
 _TOLERANCE = 0.02  # of the largest element: the same operations, perhaps in another order
 
@@ -27,8 +27,8 @@ def require_graphs(asked: str, device: Device) -> None:
     if asked == "on" and not device.has_graphs:
         raise InvalidRequest(
             "UNSUPPORTED_GRAPHS",
-            f"--graphs on: this device ({device.name}) has no graphs; they are on Ascend NPUs from the 910B on. Leave"
-            " the flag away, or give --graphs auto",
+            f"--graphs on: this device ({device.name}) has no graphs; they are on CUDA GPUs where one rank computes,"
+            " and on Ascend NPUs from the 910B on. Leave the flag away, or give --graphs auto",
             field="graphs",
         )
 
@@ -73,7 +73,11 @@ def find_graphs(asked: str, model: DecoderModel, device: Device, worker: Worker)
     trials = Trials(model, device, worker)
     checks = [_is_captured, _agrees_with_calls, *([_is_faster] if asked == "auto" else [])]
     for check in checks:
-        here = check(graphs, trials)
+        try:
+            here = check(graphs, trials)
+        except torch.OutOfMemoryError:
+            log.warning("no graphs: the device's memory does not suffice to try them")
+            here = False
         if not (here if device.ops.ranks is None else device.ops.ranks.agree(here)):
             del graphs
             device.free_unused()

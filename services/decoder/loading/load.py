@@ -184,8 +184,8 @@ def load_rank(
             device.ops.ranks = connect(share, device.rank_backend, place.meeting)
         model = _load_model(settings, checkpoint, device.ops, longest)
         # Before the cache is sized: they take memory that it could have.
-        adapters = open_modules(settings.lora_modules, settings.model_name, settings.max_lora_rank)
-        model.load_adapters(checkpoint, adapters)
+        given = settings.lora_modules, settings.model_name, settings.max_lora_rank, settings.model
+        model.load_adapters(checkpoint, open_modules(*given).adapters)
         planned = _planned_adapters(settings, model, checkpoint, device)
         if device.ops.ranks is not None:
             device.ops.ranks.settle()
