@@ -289,8 +289,10 @@ async def test_what_is_not_offered_is_refused_by_its_name(stage: Stage) -> None:
                 path, content=body, headers={"content-type": "application/json"}
             )
             assert error_of(reply) == (400, "invalid_request_error")
-    reply = await stage.http.post(PATH, json=BODY, headers={"anthropic-version": "2020-01-01"})
-    assert error_of(reply) == (400, "invalid_request_error") and "anthropic-version" in reply.text
+    for version in ("2023-01-01", "2026", "later"):
+        reply = await stage.http.post(PATH, json=BODY, headers={"anthropic-version": version})
+        assert error_of(reply) == (400, "invalid_request_error"), version
+        assert "anthropic-version must be 2023-06-01 or a later date" in reply.text
     assert not stage.scheduler.played
 
 
