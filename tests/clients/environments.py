@@ -77,9 +77,7 @@ def _reachable(registry: str) -> bool:
     return _run(asked[registry], check=False).returncode == 0
 
 
-def _run(
-    command: Sequence[str | Path], check: bool = True
-) -> subprocess.CompletedProcess[str]:
+def _run(command: Sequence[str | Path], check: bool = True) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "UV_CACHE_DIR": str(_FOLDER / "downloads")}
     return subprocess.run(
         command, capture_output=True, text=True, check=check, timeout=600, env=environment

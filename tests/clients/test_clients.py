@@ -1,5 +1,5 @@
-"""What each client gives of the same questions is what a plain request gives: texts, pictures, calls, JSON, vectors. Its
-errors say what was wrong.
+"""What each client gives of the same questions is what a plain request gives: texts, pictures, calls, JSON, vectors.
+Its errors say what was wrong.
 """
 
 import contextlib
@@ -208,7 +208,9 @@ def _expected(given: dict[str, Any]) -> Expected:
         image = {"type": "image_url", "image_url": {"url": PICTURE}}
         turns: list[Any] = [{"role": "user", "content": QUESTION}]
         text = {"type": "text", "text": QUESTION}
-        seen, behind = ([{"role": "user", "content": parts}] for parts in ([image, text], [text, image]))
+        seen, behind = (
+            [{"role": "user", "content": parts}] for parts in ([image, text], [text, image])
+        )
         plain = chat(turns)
         called = chat(turns, tools=[TOOL], tool_choice="required", max_tokens=400)
         message = called["choices"][0]["message"]

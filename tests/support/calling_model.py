@@ -1,4 +1,6 @@
-"""A checkpoint that thinks, and then calls a tool, whatever it is asked; to what the tool gives it says the same each time."""
+"""A checkpoint that thinks, and then calls a tool, whatever it is asked. To what the tool gives it says the same each
+time.
+"""
 
 import itertools
 from pathlib import Path

@@ -13,7 +13,13 @@ def curl(path, body, *flags, key=ASKED.key):
 
 
 def chat(turns, **more):
-    return {"model": ASKED.model, "messages": turns, "temperature": 0, "max_tokens": ASKED.tokens, **more}
+    return {
+        "model": ASKED.model,
+        "messages": turns,
+        "temperature": 0,
+        "max_tokens": ASKED.tokens,
+        **more,
+    }
 
 
 PATH = "/v1/chat/completions"
@@ -26,8 +32,17 @@ deltas = [json.loads(event)["choices"][0]["delta"] for event in events]
 found("chat", "stream", "".join(delta.get("content") or "" for delta in deltas))
 reply = json.loads(curl(PATH, chat(PICTURE_TURNS)))
 found("picture", "whole", reply["choices"][0]["message"]["content"])
-lines = curl("/api/chat", {"model": ASKED.model, "messages": TURNS, "options": {"temperature": 0, "num_predict": ASKED.tokens}})
-found("chat", "ollama", "".join(json.loads(line)["message"]["content"] for line in lines.splitlines()))
+lines = curl(
+    "/api/chat",
+    {
+        "model": ASKED.model,
+        "messages": TURNS,
+        "options": {"temperature": 0, "num_predict": ASKED.tokens},
+    },
+)
+found(
+    "chat", "ollama", "".join(json.loads(line)["message"]["content"] for line in lines.splitlines())
+)
 found("refused", "whole", curl(PATH, chat(TURNS, temperature=TOO_HOT)))
 found("denied", "whole", curl(PATH, chat(TURNS), key="wrong"))
 tell()

@@ -1,5 +1,6 @@
 """Haystack's generators and embedders for OpenAI's API."""
 
+import asked as given
 from asked import (
     ASKED,
     CITY,
@@ -20,8 +21,6 @@ from haystack.components.generators.chat import OpenAIChatGenerator, OpenAIRespo
 from haystack.dataclasses import ChatMessage, ImageContent
 from haystack.tools import Tool
 from haystack.utils import Secret
-
-import asked as given
 
 
 def made(kind, url=ASKED.base_url, model=ASKED.model, key=ASKED.key, streaming=None, **options):
@@ -70,7 +69,7 @@ for name, (kind, limit) in KINDS.items():
         tools=[weather],
     )
     found("agent", name, agent(calls, loop.run(messages=[question])["last_message"].text))
-    hot = made(kind, **{"temperature": TOO_HOT})
+    hot = made(kind, temperature=TOO_HOT)
     found("refused", name, error_of(hot.run, [question]))
     found("denied", name, error_of(made(kind, key="wrong").run, [question]))
 formed = made(OpenAIChatGenerator, response_format=form, max_tokens=ENOUGH).run([question])

@@ -23,9 +23,11 @@ found("chat", "whole", ask(TURNS, **few).choices[0].message.content)
 chunks = ask(TURNS, **few, stream=True)
 found("chat", "stream", "".join(c.choices[0].delta.content or "" for c in chunks if c.choices))
 found("picture", "whole", ask(PICTURE_TURNS, **few).choices[0].message.content)
-message = ask(
-    TURNS, temperature=0, max_tokens=ENOUGH, tools=[TOOL], tool_choice="required"
-).choices[0].message
+message = (
+    ask(TURNS, temperature=0, max_tokens=ENOUGH, tools=[TOOL], tool_choice="required")
+    .choices[0]
+    .message
+)
 [made] = message.tool_calls
 found("call", "whole", call(made.function.name, made.function.arguments))
 result = {"role": "tool", "tool_call_id": made.id, "content": RESULT}

@@ -13,7 +13,8 @@ for (const [name, more] of Object.entries({chat: {}, responses: {useResponsesApi
   found("chat", name, (await short.invoke([question])).text);
   found("chat", `${name} stream`, await joined(await short.stream([question]), (chunk) => chunk.text));
   found("picture", name, (await short.invoke([new HumanMessage({content: PARTS})])).text);
-  const tools = longer.bindTools([TOOL], {tool_choice: "required"});
+  // For responses it leaves "required" out of what it sends.
+  const tools = longer.bindTools([TOOL], {tool_choice: name === "chat" ? "required" : "count"});
   const message = await tools.invoke([question]);
   const [one] = message.tool_calls;
   found("call", name, call(one.name, one.args));

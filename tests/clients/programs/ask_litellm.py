@@ -59,7 +59,11 @@ found(
     "ollama",
     litellm.completion(**few, messages=PICTURE_TURNS).choices[0].message.content,
 )
-found("refused", "ollama", error_of(litellm.completion, **{**few, "temperature": TOO_HOT}, messages=TURNS))
+found(
+    "refused",
+    "ollama",
+    error_of(litellm.completion, **{**few, "temperature": TOO_HOT}, messages=TURNS),
+)
 
 where = PROVIDERS["openai"]
 response = litellm.responses(

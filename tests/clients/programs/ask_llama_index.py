@@ -59,7 +59,9 @@ def count(shape: Literal["circle", "square"]) -> str:
     return RESULT
 
 
-asked = longer.chat_with_tools([FunctionTool.from_defaults(count)], chat_history=turns, tool_required=True)
+asked = longer.chat_with_tools(
+    [FunctionTool.from_defaults(count)], chat_history=turns, tool_required=True
+)
 [one] = longer.get_tool_calls_from_response(asked)
 found("call", "whole", call(one.tool_name, one.tool_kwargs))
 calls = []

@@ -39,7 +39,9 @@ vectors = Client(ASKED.vectors_url, headers=HEADERS)
 found("vector", "embed", vectors.embed(ASKED.vectors_model, ASKED.question).embeddings[0])
 hot = {"temperature": TOO_HOT}
 found("refused", "chat", error_of(client.chat, model, TURNS, options=hot))
-found("refused", "stream", error_of(lambda: list(client.chat(model, TURNS, options=hot, stream=True))))
+found(
+    "refused", "stream", error_of(lambda: list(client.chat(model, TURNS, options=hot, stream=True)))
+)
 found("unknown", "chat", error_of(client.chat, "another", TURNS))
 denied = Client(ASKED.url, headers={"Authorization": "Bearer wrong"})
 found("denied", "chat", error_of(denied.chat, model, TURNS))

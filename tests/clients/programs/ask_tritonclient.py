@@ -9,7 +9,6 @@ import tritonclient.http as triton_http
 from asked import ASKED, PICTURE, TOO_HOT, error_of, found, tell
 
 
-
 def headers(key=ASKED.key):
     """New ones each time: the client adds its own to them."""
     return {"authorization": f"Bearer {key}"}

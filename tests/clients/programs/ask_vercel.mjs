@@ -36,7 +36,7 @@ for (const [name, provider] of Object.entries(providers(ASKED.url, ASKED.key))) 
 
   let calls = [];
   const weather = tool({inputSchema: jsonSchema(CITY), execute: (given) => (calls.push(given), RESULT)});
-  const loop = {model: agents[name](ASKED.agent_model), maxRetries: 0, prompt, tools: {get_weather: weather}, stopWhen: isStepCount(5)};
+  const loop = {model: agents[name](ASKED.agent_model), maxOutputTokens: 50, maxRetries: 0, prompt, tools: {get_weather: weather}, stopWhen: isStepCount(5)};
   const ended = (await generateText(loop)).text;
   found("agent", name, agent(calls, ended));
   calls = [];

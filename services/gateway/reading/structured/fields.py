@@ -24,7 +24,9 @@ class JsonSchemaFormat(msgspec.Struct):
 class ResponseFormat(msgspec.Struct):
     """`response_format`; its `type` says which other field is read."""
 
-    type: Annotated[str | None, about("text, json_object, json_schema, structural_tag, or TGI's json and regex")] = None
+    type: Annotated[
+        str | None, about("text, json_object, json_schema, structural_tag, or TGI's json and regex")
+    ] = None
     json_schema: Annotated[
         JsonSchemaFormat | None, about("of json_schema: an object with the schema")
     ] = None
@@ -70,9 +72,9 @@ class StructuredFields(ToolFields, kw_only=True):
         ResponseFormat | None,
         about(
             '`{"type": "json_schema", "json_schema": {"schema": ..., "strict": ...}}`; `{"type": "json_object"}` for'
-            ' any JSON object (with a `schema` or, as in TGI, a `value` beside it: that one); `{"type": "structural_tag",'
-            ' ...}`; TGI\'s `{"type": "json", "value": ...}` and `{"type": "regex", "value": ...}`; `{"type": "text"}` is'
-            ' none',
+            ' any JSON object (with a `schema` or, as in TGI, a `value` beside it: that one); `{"type":'
+            ' "structural_tag", ...}`; TGI\'s `{"type": "json", "value": ...}` and `{"type": "regex", "value": ...}`;'
+            ' `{"type": "text"}` is none',
             "none",
         ),
     ] = None
