@@ -60,7 +60,8 @@ for name, model in MODELS.items():
     short, longer = model(ASKED.tokens), model(ENOUGH)
     found("chat", name, short.invoke([QUESTION]).text)
     found("chat", f"{name} stream", "".join(chunk.text for chunk in short.stream([QUESTION])))
-    found("picture", name, short.invoke([HumanMessage(PARTS)]).text)
+    # Ollama's gets a line end before the question.
+    found("sees" if name == "ollama" else "picture", name, short.invoke([HumanMessage(PARTS)]).text)
     found("refused", name, error_of(model(5, temperature=TOO_HOT).invoke, [QUESTION]))
     found("denied", name, error_of(model(5, api_key="wrong").invoke, [QUESTION]))
     formed = longer.with_structured_output(Shape, method="json_schema").invoke([QUESTION])

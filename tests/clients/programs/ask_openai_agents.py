@@ -12,7 +12,7 @@ from agents import (
     function_tool,
     set_tracing_disabled,
 )
-from asked import ASKED, ENOUGH, RESULT, TOO_HOT, agent, call, error_of, found, tell
+from asked import ASKED, ENOUGH, RESULT, TOO_HOT, agent, call, found, tell
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 
@@ -29,6 +29,10 @@ def made(kind, url, model, key=ASKED.key):
     return kind(model=model, openai_client=client)
 
 
+async def whole(one, question=ASKED.question):
+    return (await Runner.run(one, question)).final_output
+
+
 async def streamed(one):
     text = ""
     result = Runner.run_streamed(one, ASKED.question)
@@ -40,6 +44,14 @@ async def streamed(one):
     return text
 
 
+async def error_of(one):
+    try:
+        await Runner.run(one, ASKED.question)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
 PARTS = [
     {"type": "input_image", "image_url": ASKED.picture, "detail": "auto"},
     {"type": "input_text", "text": ASKED.question},
@@ -47,51 +59,61 @@ PARTS = [
 SHORT = ModelSettings(temperature=0, max_tokens=ASKED.tokens)
 LONG = ModelSettings(temperature=0, max_tokens=ENOUGH)
 KINDS = {"chat": OpenAIChatCompletionsModel, "responses": OpenAIResponsesModel}
-for name, kind in KINDS.items():
+calls = []
+
+
+@function_tool
+def count(shape: Literal["circle", "square"]) -> str:
+    """How many there are."""
+    calls.append({"shape": shape})
+    return RESULT
+
+
+@function_tool
+def get_weather(city: str) -> str:
+    """How it is outside."""
+    calls.append({"city": city})
+    return RESULT
+
+
+async def ask(name, kind):
     model = made(kind, ASKED.base_url, ASKED.model)
     plain = Agent("plain", model=model, model_settings=SHORT)
-    found("chat", name, Runner.run_sync(plain, ASKED.question).final_output)
-    found("chat", f"{name} stream", asyncio.run(streamed(plain)))
-    pictures = [{"role": "user", "content": PARTS}]
-    found("picture", name, Runner.run_sync(plain, pictures).final_output)
+    found("chat", name, await whole(plain))
+    found("chat", f"{name} stream", await streamed(plain))
+    found("picture", name, await whole(plain, [{"role": "user", "content": PARTS}]))
     formed = Agent("formed", model=model, model_settings=LONG, output_type=Shape)
-    found("json", name, Runner.run_sync(formed, ASKED.question).final_output.model_dump_json())
-    calls = []
-
-    @function_tool
-    def count(shape: Literal["circle", "square"]) -> str:
-        """How many there are."""
-        calls.append({"shape": shape})  # noqa: B023
-        return RESULT
-
-    @function_tool
-    def get_weather(city: str) -> str:
-        """How it is outside."""
-        calls.append({"city": city})  # noqa: B023
-        return RESULT
-
+    found("json", name, (await whole(formed)).model_dump_json())
     one = Agent(
         "one",
         model=model,
-        model_settings=ModelSettings(temperature=0, max_tokens=ENOUGH, tool_choice="required"),
+        model_settings=LONG.resolve(ModelSettings(tool_choice="required")),
         tools=[count],
         tool_use_behavior="stop_on_first_tool",
     )
-    Runner.run_sync(one, ASKED.question)
+    await whole(one)
     found("call", name, call("count", calls.pop()))
     caller = Agent(
         "caller",
         model=made(kind, ASKED.agent_base_url, ASKED.agent_model),
-        model_settings=SHORT.resolve(ModelSettings(max_tokens=50)),
+        model_settings=ModelSettings(temperature=0, max_tokens=50),
         tools=[get_weather],
     )
-    text = Runner.run_sync(caller, ASKED.question).final_output
-    found("agent", name, agent([*calls], text))
+    for how, run in ((name, whole), (f"{name} stream", streamed)):
+        calls.clear()
+        text = await run(caller)
+        found("agent", how, agent([*calls], text))
     calls.clear()
-    text = asyncio.run(streamed(caller))
-    found("agent", f"{name} stream", agent([*calls], text))
     hot = Agent("hot", model=model, model_settings=ModelSettings(temperature=TOO_HOT))
-    found("refused", name, error_of(Runner.run_sync, hot, ASKED.question))
-    denied = made(kind, ASKED.base_url, ASKED.model, "wrong")
-    found("denied", name, error_of(Runner.run_sync, Agent("denied", model=denied), ASKED.question))
+    found("refused", name, await error_of(hot))
+    denied = Agent("denied", model=made(kind, ASKED.base_url, ASKED.model, "wrong"))
+    found("denied", name, await error_of(denied))
+
+
+async def main():
+    for name, kind in KINDS.items():
+        await ask(name, kind)
+
+
+asyncio.run(main())
 tell()
