@@ -100,6 +100,9 @@ NODE: Mapping[str, tuple[list[str], str]] = {
     "ollama_js": (["ollama@^0.6"], "chat picture json models vector unknown"),
 }
 
+# What an error says: that of a number which is too large, of a model that is not there, of a wrong key.
+ERRORS = {"refused": "must be between", "unknown": "'another'", "denied": "API key"}
+
 
 @dataclass
 class Expected:
@@ -128,12 +131,8 @@ class Expected:
                 assert value and value not in self.texts.values(), where
             case "vector":
                 assert value == pytest.approx(self.vector, abs=1e-6), how
-            case "refused":
-                assert "must be between" in value and "object Object" not in value, where
-            case "unknown":
-                assert "'another'" in value, where
-            case "denied":
-                assert "API key" in value, where
+            case _ if kind in ERRORS:
+                assert ERRORS[kind] in value and "object Object" not in value, where
             case _:
                 assert value == self.texts[kind], where
 
