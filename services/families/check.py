@@ -85,14 +85,19 @@ def require_servable(
     if Parts.WEIGHTS in parts:
         require_weights(folder)
         require_computable(device, dtype)
-        if quantization != scheme.NONE and (found := resolve_device(device)) != "cpu":
-            raise scheme.refused(
-                quantization, f"it is for the CPU, and not for {found}; leave the flag away"
-            )
-        if resolve_device(device) == "npu" and is_310p():
-            with understood(folder):
-                require_narrow(checkpoint)
+        _require_device(checkpoint, resolve_device(device), quantization)
     return checkpoint
+
+
+def _require_device(checkpoint: Checkpoint, device: str, quantization: str) -> None:
+    """Raises InvalidRequest for what only some devices compute."""
+    if quantization != scheme.NONE and device != "cpu":
+        raise scheme.refused(
+            quantization, f"it is for the CPU, and not for {device}; leave the flag away"
+        )
+    if device == "npu" and is_310p():
+        with understood(checkpoint.folder):
+            require_narrow(checkpoint)
 
 
 def _require_vocabulary(checkpoint: Checkpoint, size: int) -> None:

@@ -105,7 +105,7 @@ def mangled(library: bytes) -> dict[bytes, bytes]:
 
 def main(wheels: list[str]) -> None:
     """Writes the file."""
-    opened = {re.search(r"-(\d[\d.]*)[-.]", Path(path).name): ZipFile(path) for path in wheels}
+    opened = {re.search(r"-(\d[^-]*)-", Path(path).name): ZipFile(path) for path in wheels}
     newest = list(opened.values())[-1]
     atb = atb_signatures(newest.read(_HEADER).decode())
     known = mangled(newest.read(_ATB_LIBRARY))

@@ -46,7 +46,9 @@ def require_packs_ask(ops: BaseOps) -> None:
         )
     down, up = Asked(FORMS[0].make(32, 64)), Asked(FORMS[0].make(48, 32))
     ops.pack_addition(LinearPlace("down_proj", "down", 0, 48, 64), down, up)
-    if type(ops).pack_addition is BaseOps.pack_addition:  # others take the numbers, whatever is stored
+    if (
+        type(ops).pack_addition is BaseOps.pack_addition
+    ):  # others take the numbers, whatever is stored
         assert (down.times, up.times) == (1, 1)
     into, out_of = ([Asked(FORMS[0].make(*sizes)) for _ in "ab"] for sizes in ((32, 64), (64, 32)))
     ops.pack_experts(ExpertLayer(2, 64, 32, 32, False, torch.relu), into, out_of)

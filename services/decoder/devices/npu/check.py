@@ -11,8 +11,9 @@ from functools import partial
 
 import torch
 
-from services.decoder.devices.npu import trials
+from services.decoder.devices.npu import ranks_check, trials
 from services.decoder.devices.npu.check_cases import Cases
+from services.decoder.devices.npu.check_steps import StepCases
 from services.decoder.devices.npu.device import NpuDevice
 from services.decoder.devices.npu.errors import explain
 from services.decoder.devices.npu.forms import (
@@ -28,9 +29,9 @@ from shared.ascend import is_310p, npu_name
 from shared.operation_check import Result, print_results, seconds_of, try_case
 
 # Heads of queries, of keys, and the size of each, as models have them.
-_HEADS = ((14, 2, 64), (28, 4, 128), (32, 8, 128), (16, 16, 128), (8, 4, 256))
+_HEADS = ((14, 2, 64), (28, 4, 128), (32, 8, 128), (16, 16, 128), (7, 1, 128), (8, 4, 256))
 _HEADS_WITH_SINKS = (64, 8, 64)
-_WRITTEN = ((2, 64), (8, 128))
+_WRITTEN = ((2, 64), (8, 128), (1, 128))
 # Experts of Qwen3-30B-A3B, DeepSeek-V2-Lite and, with biases, of small ones.
 _EXPERTS = ((128, 2048, 1536, 768), (64, 2048, 2816, 1408), (32, 256, 256, 128, True))
 _CHOICES = ((128, 8), (64, 6))
@@ -46,8 +47,9 @@ def results(dtypes: tuple[torch.dtype, ...]) -> Iterator[Result]:
         device = NpuDevice(dtype)
         kind = str(dtype).removeprefix("torch.")
         yield from by_forms(device, kind)
-        for case in Cases(device):
+        for case in (*Cases(device), *StepCases(device)):
             yield try_case(case, kind, device.synchronize, explain)
+    yield from ranks_check.results()
     yield from _bandwidths(device, min(_MOST_BYTES, device.memory().total // _PART))
 
 

@@ -30,7 +30,7 @@ _GIB = 1 << 30
 _SHARE = 0.9
 _SWAP_SHARE = 0.1
 _MOST_PINNED_BYTES = 4 << 30
-# Workspaces of operators, which no allocator counts before they are first needed.
+# What comes when it is served: operators of which the largest step has none, graphs, and pools that are not used whole.
 _LEAST_RESERVED_BYTES = 1 << 30
 _RESERVED_SHARE = 0.03
 
@@ -80,12 +80,13 @@ class NpuDevice(Device):
     def cache_budget(
         self, share: float | None, sharers: int, step_bytes: int, reserved: int | None = None
     ) -> CacheBudget:
-        """`share` of all memory (0.9 unless given), less weights, the largest step, what CANN has taken for itself
-        since the process began, and a reserve for what it will take; of that on a 310P half, whose attention needs
-        as much again."""
-        torch_npu.npu.empty_cache()  # what the profile has freed would count twice
+        """`share` of all memory (0.9 unless given), less weights, the largest step, what is outside of torch's pools
+        since the process began, and a reserve for what comes to that; of the rest on a 310P half, whose attention
+        needs as much again."""
+        # Before caches are emptied: workspaces of operators, which the next step takes again, would go with them.
         memory = self.memory()
         outside = self._free_at_start - memory.free - int(torch_npu.npu.memory_reserved())
+        torch_npu.npu.empty_cache()  # what the profile has freed is for others on the device
         if reserved is None:
             reserved = max(_LEAST_RESERVED_BYTES, int(memory.total * _RESERVED_SHARE))
         budget = CacheBudget(
@@ -93,7 +94,7 @@ class NpuDevice(Device):
             (
                 ("weights", int(torch_npu.npu.memory_allocated())),
                 ("the largest step (--max-num-batched-tokens, --max-num-seqs)", step_bytes),
-                ("CANN", max(0, outside)),
+                ("CANN, HCCL and workspaces of operators", max(0, outside)),
                 ("what it takes later (--npu-reserved-memory)", reserved),
             ),
         )
