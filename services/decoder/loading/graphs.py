@@ -76,10 +76,12 @@ def find_graphs(asked: str, model: DecoderModel, device: Device, worker: Worker)
 def _checked(asked: str, model: DecoderModel, device: Device, worker: Worker) -> Graphs | None:
     began = time.perf_counter()
     sizes, axes = graph_sizes(worker.limits.max_slots), max(1, model.rotary_axes)
-    graphs = device.make_graphs(worker.forward, sizes, axes, worker.slots.table.shape[1])
+    width = worker.slots.table.shape[1]
+    graphs: Graphs | None = None
     trials = Trials(model, device, worker)
     for check in [_is_captured, _agrees_with_calls, *([_is_faster] if asked == "auto" else [])]:
         try:
+            graphs = graphs or device.make_graphs(worker.forward, sizes, axes, width)
             here = check(graphs, trials)
         except torch.OutOfMemoryError:
             log.warning("no graphs: the device's memory does not suffice to try them")
@@ -88,7 +90,8 @@ def _checked(asked: str, model: DecoderModel, device: Device, worker: Worker) ->
             del graphs
             device.free_unused()
             return None
-    log.info("graphs captured", rows=sizes, seconds=round(time.perf_counter() - began, 2))
+    assert graphs is not None
+    log.info("graphs captured", rows=graphs.sizes, seconds=round(time.perf_counter() - began, 2))
     return graphs
 
 
@@ -129,7 +132,7 @@ def _agrees_with_calls(graphs: Graphs, trials: Trials) -> bool:
     """With other lengths than those of the capture."""
     with trials.filled_cache():
         for size in graphs.sizes:
-            for step in trials.steps(size):
+            for step in trials.steps(size, graphs.longest(size)):
                 expected = trials.call(step).float()
                 difference = float((graphs.run(step) - expected).abs().max() / expected.abs().max())
                 if not difference <= _TOLERANCE:
