@@ -114,7 +114,6 @@ async def _warm_up(settings: BenchSettings, server: Server, workload: Workload) 
 
 async def _measured(settings: BenchSettings, load: Load) -> Result:
     gc.collect()
-    gc.freeze()
     gc.disable()  # a pause of this client would be measured as one of the server
     began = time.process_time()
     try:
@@ -125,5 +124,4 @@ async def _measured(settings: BenchSettings, load: Load) -> Result:
     finally:
         spent = time.process_time() - began
         gc.enable()
-        gc.unfreeze()
     return summarise(load.recordings, duration, settings.objectives, spent)

@@ -63,8 +63,8 @@ def main(arguments: list[str]) -> int:
 
 
 def compare_checkouts(told: argparse.Namespace) -> int:
-    """Prints for each workload and process what a token costs before and after, and the ratio of after to before: the
-    median of the turns, and the 95 % interval of that median. Returns 1 if a request failed."""
+    """Prints for each workload and process what a token costs before and after, by the wall clock too, and the ratio of
+    after to before: the median of the turns, and the 95 % interval of that median. Returns 1 if a request failed."""
     failed = False
     with ExitStack() as stack:
         systems = [stack.enter_context(_served(root.resolve(), told)) for root in told.roots]
@@ -84,7 +84,10 @@ def compare_checkouts(told: argparse.Namespace) -> int:
                         process: of_token * (s - before[process]) for process, s in after.items()
                     }
                     if turn >= 0:
-                        turns[side].append({**spent, "all": sum(spent.values())})
+                        passed = of_token * result.duration_s
+                        turns[side].append(
+                            {**spent, "all": sum(spent.values()), "(wall clock)": passed}
+                        )
             print(f"\n{name}: {told.turns} turns\n{comparison_table(*turns)}", flush=True)
     return int(failed)
 

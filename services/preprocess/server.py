@@ -29,7 +29,8 @@ from services.preprocess.prompt.tokenizer import PromptTokenizer
 from services.preprocess.prompt.window import Window
 from services.preprocess.servicer import PreprocessServicer
 from services.preprocess.settings import PreprocessSettings
-from services.preprocess.worker.pool import ImageWorkerPool
+from services.preprocess.worker.pool import ImageWorkerPool, StartWorker
+from services.preprocess.worker.process import WorkerProcess
 from shared import service_process
 from shared.artifacts.producer import open_producer
 from shared.checkpoint.folder import Checkpoint
@@ -53,9 +54,10 @@ async def serve(
     stop: asyncio.Event,
     *,
     settle: Callable[[], None] = service_process.settle,
+    start_worker: StartWorker = WorkerProcess.start,
 ) -> None:
-    """Runs until `stop` is set. `settle` is called when all is loaded, before it serves. Raises ServingError when the
-    service cannot start.
+    """Runs until `stop` is set. `settle` is called when all is loaded, before it serves; `start_worker` starts the
+    processes that decode images. Raises ServingError when the service cannot start.
     """
     watch = Stopwatch()
     async with open_producer(settings, _MAX_MESSAGE_BYTES) as producer:
@@ -67,7 +69,7 @@ async def serve(
         checkpoint = Checkpoint(settings.model, settings.family)
         # The tokenizer loads while the first image worker starts.
         loading = asyncio.ensure_future(asyncio.to_thread(PromptTokenizer, settings.model))
-        pool = await _image_pool(settings, checkpoint, resources)
+        pool = await _image_pool(settings, checkpoint, resources, start_worker)
         # Trying out the template waits for its process.
         builder = await asyncio.to_thread(
             _build, settings, checkpoint, await loading, pool, templates
@@ -122,7 +124,10 @@ async def serve(
 
 
 async def _image_pool(
-    settings: PreprocessSettings, checkpoint: Checkpoint, resources: AsyncExitStack
+    settings: PreprocessSettings,
+    checkpoint: Checkpoint,
+    resources: AsyncExitStack,
+    start_worker: StartWorker,
 ) -> ImageWorkerPool | None:
     """The image workers, for models with images."""
     if not registry.find(checkpoint).takes_media or settings.language_model_only:
@@ -141,6 +146,7 @@ async def _image_pool(
         settings.media_budget_s,
         family=settings.family,
         bundles=registry.find(checkpoint).prompt == GENERIC_PROMPT,
+        start=start_worker,
     )
     return await resources.enter_async_context(pool)
 

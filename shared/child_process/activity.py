@@ -40,8 +40,10 @@ class ProcessActivity:
     A look should not follow a question to the process directly: the thread that answers is at work then.
     """
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, over_s: float = _OVER_S) -> None:
+        """`over_s`: the least time between looks that are compared, in seconds."""
         self._folder = Path(f"/proc/{pid}/task")
+        self._over_s = over_s
         self._looked_at = time.monotonic()
         self._seen = self._first = self._threads()
         self._is_busy = True
@@ -58,10 +60,10 @@ class ProcessActivity:
         return max(grown, default=0.0)
 
     def is_busy(self) -> bool:
-        """Whether a thread was at work between the last two looks that are at least a second apart; yes before there
-        are two, no for a process that has ended."""
+        """Whether a thread was at work between the last two looks that are far enough apart; yes before there are
+        two, no for a process that has ended."""
         elapsed = time.monotonic() - self._looked_at
-        if elapsed >= _OVER_S:
+        if elapsed >= self._over_s:
             threads = self._threads()
             self._is_busy = any(
                 _was_at_work(self._seen.get(name, _NEW), thread, elapsed)

@@ -4,7 +4,7 @@ import ctypes
 import functools
 import os
 import threading
-from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_uint8, c_void_p
 
 import structlog
 
@@ -39,6 +39,24 @@ class Linear(Structure):
         ("outputs", c_int64),
         ("epilogue", c_int32),
         ("result", c_int32),
+        ("quantized", c_void_p),
+    )
+
+
+class Quantized(Structure):
+    """See `quantized_linear.h`."""
+
+    _fields_ = (
+        ("scales", c_void_p),
+        ("minima", c_void_p),
+        ("zeros", c_void_p),
+        ("order", c_void_p),
+        ("group", c_int64),
+        ("format", c_int32),
+        ("scale_type", c_int32),
+        ("digits", c_int32),
+        ("zero", c_int32),
+        ("table", c_uint8 * 16),
     )
 
 
@@ -104,6 +122,31 @@ class RopeWrite(Structure):
     )
 
 
+class Segments(Structure):
+    """See `segments.h`."""
+
+    _fields_ = (
+        ("rows", c_int64),
+        ("count", c_int64),
+        ("starts", c_void_p),
+        ("members", c_void_p),
+        ("row_starts", c_void_p),
+        ("segment", c_void_p),
+        ("place", c_void_p),
+        ("pattern", c_void_p),
+    )
+
+
+class Adapter(Structure):
+    """See `segments.h`: for each product its additions and how many."""
+
+    _fields_ = tuple(
+        field
+        for product in ("qkv", "output", "gate_up", "down")
+        for field in ((product, c_void_p), (f"{product}_count", c_int64))
+    )
+
+
 class Layer(Structure):
     """See `layer.h`."""
 
@@ -157,9 +200,18 @@ class Kernels:
         self.pack = _declare(
             library.tessera_pack, c_int, c_void_p, c_int64, c_int64, c_int, c_void_p
         )
+        self.pack_codes = _declare(
+            library.tessera_pack_codes,
+            c_void_p, c_int64, c_int64, c_int, c_int64, c_int, c_void_p,
+        )  # fmt: skip
         self.linear = _declare(
             library.tessera_linear,
             c_int, POINTER(Linear), c_void_p, c_void_p, c_int64, c_int64, c_int64,
+        )  # fmt: skip
+        self.adapted_linear = _declare(
+            library.tessera_adapted_linear,
+            c_int, POINTER(Linear), POINTER(Segments), c_void_p, c_void_p, c_void_p,
+            c_int64, c_int64, c_int64,
         )  # fmt: skip
         self.sketch = _declare(
             library.tessera_sketch, c_int, c_void_p, c_int64, c_int64, POINTER(Shortlist)
@@ -187,8 +239,9 @@ class Kernels:
             library.tessera_attention, c_int, POINTER(Attention), POINTER(Cache)
         )
         self.layer = _declare(
-            library.tessera_layer, c_int, POINTER(Layer), POINTER(LayerStep), POINTER(Cache)
-        )
+            library.tessera_layer,
+            c_int, POINTER(Layer), POINTER(LayerStep), POINTER(Cache), POINTER(Segments), c_void_p,
+        )  # fmt: skip
         copies = (c_int, c_void_p, c_void_p, c_void_p, c_int64, POINTER(Cache))
         self.kv_write = _declare(library.tessera_kv_write, *copies)
         self.kv_read = _declare(library.tessera_kv_read, *copies)

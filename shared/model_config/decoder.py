@@ -132,8 +132,8 @@ def refuse_quantization(checkpoint: Checkpoint, by: ModelBackend) -> None:
         " layers",
     }[by]
     for key in ("quantization_config", "compression_config"):
-        found = checkpoint.config.get(key) or checkpoint.text_config.get(key)
-        if found:
+        parts = (checkpoint.config, checkpoint.text_config, checkpoint.vision_config or {})
+        if found := next(filter(None, (part.get(key) for part in parts)), None):
             method = found.get("quant_method") if isinstance(found, dict) else found
             raise _refuse(
                 checkpoint,

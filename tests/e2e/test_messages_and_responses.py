@@ -3,11 +3,10 @@
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx2
 import pytest
-from anthropic import Anthropic
 from openai import OpenAI
 from transformers import PreTrainedTokenizerFast
 
@@ -16,6 +15,9 @@ from tests.support.calling_model import make_caller
 from tests.support.pictures import data_url, png
 from tests.support.processes.services_in_process import services_in_process
 from tests.support.processes.system import System
+
+if TYPE_CHECKING:  # it takes seconds, of which workers that do not run these tests have no use
+    from anthropic import Anthropic
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("system_of_two")]
 TEXT = "What is in the picture?"
@@ -30,7 +32,9 @@ def openai_client(base_url: str) -> OpenAI:
     return OpenAI(base_url=base_url, api_key="none", max_retries=0, timeout=120)
 
 
-def anthropic_client(url: str) -> Anthropic:
+def anthropic_client(url: str) -> "Anthropic":
+    from anthropic import Anthropic
+
     http = httpx2.Client(verify=False)
     return Anthropic(base_url=url, api_key="none", max_retries=0, timeout=120, http_client=http)
 

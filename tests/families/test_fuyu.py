@@ -34,6 +34,7 @@ from tests.support.checkpoints import (
     make_checkpoint,
     reference_inputs,
 )
+from tests.support.compared import take_as_compared
 from tests.support.decoder.greedy_reference import assert_same_up_to_ties
 from tests.support.decoder.step_stream import (
     NaiveScheduler,
@@ -142,7 +143,7 @@ async def test_prompts_rows_and_tokens_are_those_of_the_class(
     alone_rows = [encoder.encode([item])[0] for item in items]
     assert all(map(torch.equal, encoder.encode(items), alone_rows))
     async with (
-        running_decoder(folder, short_tmp / "s") as decoder,
+        running_decoder(take_as_compared(folder), short_tmp / "s") as decoder,
         StepStream.open(decoder.address) as stream,
     ):
         await stream.run(make_plan(fetch=refs))

@@ -33,6 +33,7 @@ from tests.preprocess.prompt.test_counts import sizes
 from tests.reference_models.common import noise
 from tests.reference_models.image_processors.molmo2_images import Molmo2Images
 from tests.support.checkpoints import generic, load_config, make_checkpoint
+from tests.support.compared import take_as_compared
 from tests.support.decoder.greedy_reference import assert_same_up_to_ties
 from tests.support.decoder.step_stream import StepStream, Text, greedy, make_plan, running_decoder
 from tests.support.preprocess.service import (
@@ -224,7 +225,7 @@ async def test_whole_pictures_are_taken_from_the_prefix_cache(
     others = [Text(slot, leader.prompt, greedy(), media=leader.media) for slot in (1, 2)]
     end = leader.media[0].offset + leader.media[0].length
     async with (
-        running_decoder(folder, short_tmp / "s", block_size=4) as decoder,
+        running_decoder(take_as_compared(folder), short_tmp / "s", block_size=4) as decoder,
         StepStream.open(decoder.address) as stream,
     ):
         await stream.run(make_plan(fetch=prepared.refs))
@@ -246,7 +247,7 @@ async def test_ids_of_pictures_tokens_are_inside_the_vocabulary(
     known = config["vocab_size"] + config["additional_vocab_size"]
     assert ServedModel.load(folder, "m").vocab_size == known
     async with (
-        running_decoder(folder, short_tmp / "s") as decoder,
+        running_decoder(take_as_compared(folder), short_tmp / "s") as decoder,
         StepStream.open(decoder.address) as stream,
     ):
         scheduler = SharingScheduler(stream)

@@ -16,8 +16,7 @@ def without_collecting() -> Iterator[None]:
     try:
         yield
     finally:
-        gc.enable()
-        gc.unfreeze()
+        gc.enable()  # what is set aside stays so: all that tests import, where nothing is garbage
 
 
 def alive(*kinds: type) -> Counter[str]:

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from services.decoder.devices.base.adapters import (
     Addition,
+    LayerAdditions,
     LayerLinears,
     LayerSegments,
     LinearPlace,
-    Segment,
     require_rows,
 )
 from services.decoder.devices.base.ops import BaseOps
@@ -28,27 +28,51 @@ from shared.weights.linear_weight import LinearWeight
 _LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Adapter:
     """What is added in each decoder layer: nothing, or to any of its linear layers, to some of them several times."""
 
-    layers: Sequence[Sequence[Addition]]
+    layers: Sequence[LayerAdditions]
 
 
-def segments_of_layers(
-    adapted: Sequence[tuple[Adapter, Tensor]], count: int
-) -> Sequence[LayerSegments | None]:
-    """For each of `count` layers what is added to which rows [n] of a step, one adapter after the other: in every step
-    in the same order, since sums are rounded. Raises ValueError for rows that are no segment's."""
-    for _, rows in adapted:
-        require_rows(rows)
-    found = [(adapter, rows) for adapter, rows in adapted if len(rows)]
-    return [
-        LayerSegments.of(
-            Segment(rows, addition) for adapter, rows in found for addition in adapter.layers[i]
-        )
-        for i in range(count)
-    ]
+class SegmentsOfLayers:
+    """What is added in each of `count` layers. What was found last is kept: most steps have the same adapters in the
+    same rows as one shortly before."""
+
+    _KEPT = 8
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._kept: dict[tuple[object, ...], Sequence[LayerSegments]] = {}
+
+    def of(self, adapted: Sequence[tuple[Adapter, Tensor]]) -> Sequence[LayerSegments]:
+        """For each layer what is added to which rows [n] of a step, one adapter after the other: in every step in the
+        same order, since sums are rounded. Raises ValueError for rows that are no segment's."""
+        if any(rows.device.type != "cpu" for _, rows in adapted):
+            return self._find(adapted)  # to read rows would be to wait for the device
+        key = tuple(part for a, rows in adapted for part in (a, rows.numpy().tobytes()))
+        found = self._kept.pop(key, None)
+        if found is None:
+            # The rows' memory is the step's.
+            found = self._find([(adapter, rows.clone()) for adapter, rows in adapted])
+        self._kept[key] = found
+        if len(self._kept) > self._KEPT:
+            del self._kept[next(iter(self._kept))]
+        return found
+
+    def _find(self, adapted: Sequence[tuple[Adapter, Tensor]]) -> Sequence[LayerSegments]:
+        for _, rows in adapted:
+            require_rows(rows)
+        present = [(adapter, rows) for adapter, rows in adapted if len(rows)]
+        of_all = [rows for _, rows in present]
+        return [
+            LayerSegments(of_all, [adapter.layers[i] for adapter, _ in present])
+            for i in range(self._count)
+        ]
+
+    def forget(self) -> None:
+        """What is kept, with the adapters that it is of."""
+        self._kept.clear()
 
 
 def pack_addition(

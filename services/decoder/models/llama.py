@@ -12,7 +12,7 @@ from torch import Tensor
 from services.decoder.devices.base.decoder_layer import DecoderLayer
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.language_weights import LanguageWeights, canonical_name
-from services.decoder.models.adapters import Adapter, addition_bytes, segments_of_layers
+from services.decoder.models.adapters import Adapter, SegmentsOfLayers, addition_bytes
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.models.layer_spec import Paged
 from services.decoder.models.layer_weights import heads, load_layer
@@ -65,6 +65,7 @@ class Llama(DecoderModel):
         self._outputs: int  # of all ranks together
         self._media_adapter: Adapter | None = None
         self._adapters: dict[int, Adapter] = {}  # by their numbers
+        self._segments = SegmentsOfLayers(config.num_layers)
         self.adapters: dict[str, int] = {}
         self.sums = 2 * config.num_layers  # behind attention, and behind the MLP
 
@@ -147,6 +148,7 @@ class Llama(DecoderModel):
     def drop_adapter(self, lora_id: str) -> None:
         """See `DecoderModel.drop_adapter`."""
         del self._adapters[self.adapters.pop(lora_id)]
+        self._segments.forget()
 
     def adapter_bytes(self, rank: int) -> int:
         """See `DecoderModel.adapter_bytes`; of several ranks this one's share."""
@@ -170,7 +172,7 @@ class Llama(DecoderModel):
         if self._first_norm is not None:
             normed = ops.rms_norm(hidden, self._first_norm, self.config.rms_norm_eps)
         adapted = self.adapted_rows(step)
-        added = segments_of_layers(adapted, len(self._layers)) if adapted else repeat(None)
+        added = self._segments.of(adapted) if adapted else repeat(None)
         for layer, cache, segments in zip(self._layers, caches, added, strict=False):
             normed, residual = ops.decoder_layer(
                 normed, residual, layer, cos, sin, cache, step.meta, segments

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import structlog
 
-from services.decoder.devices.base.adapters import Addition
+from services.decoder.devices.base.adapters import Addition, LayerAdditions
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.language_weights import language_names
 from services.decoder.models.adapters import Adapter, pack_addition
@@ -53,7 +53,7 @@ def load_lora(
         up = in_memory(file.tensor(linear.up).float() * linear.scale, name=linear.up)
         layers[int(place[1])].append(pack_addition(place[2], down, up, config, ops))
     log.info("read adapter", adapter=called, lora_id=adapter.lora_id, linears=len(adapter.linears))
-    return Adapter(layers)
+    return Adapter([LayerAdditions.of(layer) for layer in layers])
 
 
 def _refused(called: str, why: str) -> InvalidRequest:

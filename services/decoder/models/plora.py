@@ -5,7 +5,7 @@ alone that take an embedding row. A checkpoint has them as `Plora_A` [rank, inpu
 import re
 from collections.abc import Callable
 
-from services.decoder.devices.base.adapters import Addition
+from services.decoder.devices.base.adapters import Addition, LayerAdditions
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.language_weights import LanguageWeights
 from services.decoder.models.adapters import Adapter, pack_addition, whole_linears
@@ -54,4 +54,6 @@ def load_adapter(
         up = weights.take_linear(f"{stored}.Plora_B", out, rank, factor=factor)
         return pack_addition(place.name, down, up, config, ops)
 
-    return Adapter([[load(i, name) for name in _LINEARS] for i in range(config.num_layers)])
+    return Adapter(
+        [LayerAdditions.of(load(i, name) for name in _LINEARS) for i in range(config.num_layers)]
+    )

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from services.decoder.sampling.grammar_tokenizer import GrammarTokenizer
-from services.decoder.sampling.logits_processors.token_masks import WORD, Bits, Grammar
+from services.decoder.sampling.logits_processors.token_masks import WORD, BitRow, Bits, Grammar
 from shared.errors import Internal, InvalidRequest, ServingError
 from shared.text.rust_panic import panics_as_errors
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
+    from llguidance import LLExecutor, LLMatcher
 
 # Grammars that are read once for all requests with them: how many, and bytes of their texts. What is made of one takes
 # up to a hundred times as much.
@@ -59,6 +59,7 @@ class GrammarMatcher:
         self._read: OrderedDict[bytes, tuple[LLMatcher, int]] = OrderedDict()
         self._read_bytes = 0
         self._slots: dict[int, Following] = {}
+        self._executor: LLExecutor | None = None
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -92,14 +93,38 @@ class GrammarMatcher:
     def fill(self, bitmask_rows: Bits, slots: Sequence[int]) -> dict[int, ServingError]:
         """See `TokenMatcher.fill`."""
         wrong: dict[int, ServingError] = {}
-        for row, slot in enumerate(slots):
+        several = [self._slots[slot] for slot in slots]
+        for row, (following, mask) in enumerate(zip(several, self._compute(several), strict=True)):
             try:
-                self._fill(bitmask_rows[row], self._slots[slot])
+                self._fill(bitmask_rows[row], following, mask)
             except ServingError as error:
                 wrong[row] = error
         return wrong
 
-    def _fill(self, row: Bits, following: Following) -> None:
+    def _compute(self, several: Sequence[Following]) -> "Sequence[BitRow | None]":
+        """Of each that goes on the tokens that may come next, None where the library fails: of all ids of the
+        tokenizer, which may be more than the model's. All in one call, which lets other threads run."""
+        found: list[BitRow | None] = [None] * len(several)
+        going = [i for i, one in enumerate(several) if one.wrong is None and not one.has_ended]
+        if not going:
+            return found
+        words = -(-self._tokenizer.result().tokenizer.vocab_size // WORD)
+        masks = np.empty((len(going), words), np.uint32)
+        matchers = [(several[i].matcher, row) for row, i in enumerate(going)]
+        try:
+            with panics_as_errors():
+                if self._executor is None:
+                    self._executor = _executor()
+                self._executor.unsafe_compute_mask_ptr(
+                    matchers, masks.ctypes.data, masks.strides[0], len(masks)
+                )
+        except Exception:  # the library has no class of its own; which of them it is follows
+            return found
+        for row, i in enumerate(going):
+            found[i] = masks[row]
+        return found
+
+    def _fill(self, row: BitRow, following: Following, mask: "BitRow | None") -> None:
         if following.wrong is not None:
             raise following.wrong
         # Files may name ends that the model does not have.
@@ -108,11 +133,11 @@ class GrammarMatcher:
         if may_end:
             row[:] = 0
         else:
-            # Of all ids of the tokenizer, which may be more than the model's.
-            found = np.frombuffer(_mask(following.matcher), np.uint8)
-            packed = found[: row.nbytes].view("<u4")
-            row[: len(packed)] = packed
-            row[len(packed) :] = 0
+            if mask is None:
+                mask = np.frombuffer(_mask(following.matcher), np.uint32)
+            count = min(len(row), len(mask))
+            row[:count] = mask[:count]
+            row[count:] = 0
             # In an error only end tokens are allowed: the answer would end as if it were complete.
             if following.matcher.is_error():
                 raise _failure(following.matcher)
@@ -185,6 +210,13 @@ def _go_on(following: Following, tokens: Sequence[int]) -> None:
             "grammar: what has been generated does not follow it",
             field="grammar",
         )
+
+
+def _executor() -> "LLExecutor":
+    """With one thread: the step computes on the others."""
+    from llguidance import LLExecutor
+
+    return LLExecutor(num_threads=1)
 
 
 def _mask(matcher: "LLMatcher") -> bytes:

@@ -219,11 +219,14 @@ class Sampler:
             return self.take(best, logits[rows, best])
         raw = self._raw_logits(logits, index)
         wrong = self._masks.settle(states) if self._masks else {}
+        best = np.full(len(index), -1, np.int64)
         if self._adjustments or self._masks:
-            logits = self._adjust(logits, states, output_lens)
-        best = logits.argmax(axis=1)
+            self._choose_allowed(logits, index, states, best)
+            logits = self._adjust(logits, states, output_lens, best < 0)
+        for row in np.flatnonzero(best < 0).tolist():
+            best[row] = logits[row].argmax()
         largest = logits[rows, best]
-        tokens = best.astype(np.int64)
+        tokens = best.copy()
         warm = np.flatnonzero((self._temperature[index] > 0) & np.isfinite(largest))
         if len(warm):
             draws = self.draws(index[warm], output_lens[warm])
@@ -285,10 +288,24 @@ class Sampler:
             raw[row] = RawLogits.of(logits[row], k, will_change=will_change)
         return raw
 
-    def _adjust(self, logits: Floats, states: Ids, output_lens: Ids) -> Floats:
+    def _choose_allowed(self, logits: Floats, index: Ids, states: Ids, best: Ids) -> None:
+        """Of samples that take the largest logit, and of whose logits nothing changes but that a grammar allows few."""
+        if not self._masks:
+            return
+        for row in np.flatnonzero(self._temperature[index] == 0).tolist():
+            slot = int(states[row])
+            if slot not in self._adjustments:
+                token = self._masks.largest(logits[row], slot)
+                best[row] = -1 if token is None else token
+
+    def _adjust(self, logits: Floats, states: Ids, output_lens: Ids, wanted: Flags) -> Floats:
+        """Those of some samples."""
+        if not wanted.any():
+            return logits
         if not logits.flags.writeable:
             logits = logits.copy()
-        for row, slot in enumerate(states.tolist()):
+        for row in np.flatnonzero(wanted).tolist():
+            slot = int(states[row])
             adjustments = self._adjustments.get(slot)
             if adjustments is not None:
                 output_len = int(output_lens[row])

@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -26,6 +26,8 @@ from shared.errors import InvalidRequest, ServingError, Unavailable
 from tessera.common.v1.media_pb2 import Modality
 
 log = structlog.get_logger(__name__)
+
+StartWorker = Callable[[Sequence[str]], Awaitable[WorkerProcess]]
 
 _START_TIMEOUT_S = 60.0
 _TRIES = 2
@@ -59,6 +61,7 @@ class ImageWorkerPool:
         family: str = "",
         *,
         starved_s: float = _STARVED_S,
+        start: StartWorker = WorkerProcess.start,
     ) -> None:
         """`bundles`: by the checkpoint's whole processor, which also says the token ids of an item. A worker that got
         less than `starved_s` of processor time before its timeout was starved by the system: its file is tried again.
@@ -71,6 +74,7 @@ class ImageWorkerPool:
         self._arguments = (json.dumps(maker), json.dumps(asdict(limits)))
         self._timeout_s = timeout_s
         self._starved_s = starved_s
+        self._start_worker = start
         self._budget = DecodeBudget(budget_s)
         self._slots = DecodeSlots(size)
         self._idle: list[WorkerProcess] = []
@@ -208,7 +212,7 @@ class ImageWorkerPool:
     async def _start(self, first: bool = False) -> WorkerProcess:
         if self._closed:
             raise Unavailable("SHUTTING_DOWN", "this preprocess is stopping; retry elsewhere")
-        worker = await WorkerProcess.start(self._arguments)
+        worker = await self._start_worker(self._arguments)
         self._workers.add(worker)
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):

@@ -22,6 +22,17 @@ _BY_OTHERS = {-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}
 _SPARE_S = 2  # the kernel counts whole seconds
 
 
+def worker_environment() -> dict[str, str]:
+    """One picture at a time on one core: threads inside would compete with other workers."""
+    return bare_environment(
+        TRANSFORMERS_VERBOSITY="error",
+        OMP_NUM_THREADS="1",
+        TOKENIZERS_PARALLELISM="false",
+        OPENBLAS_NUM_THREADS="1",
+        PYTHONPATH=os.pathsep.join(path for path in sys.path if path),
+    )
+
+
 class WorkerDied(Exception):
     """The process ended in the middle of a job. `by_the_file`: the file caused it."""
 
@@ -53,14 +64,7 @@ class WorkerProcess:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 pass_fds=(theirs.fileno(),),
-                # One picture at a time on one core: threads inside would compete with other workers.
-                env=bare_environment(
-                    TRANSFORMERS_VERBOSITY="error",
-                    OMP_NUM_THREADS="1",
-                    TOKENIZERS_PARALLELISM="false",
-                    OPENBLAS_NUM_THREADS="1",
-                    PYTHONPATH=os.pathsep.join(path for path in sys.path if path),
-                ),
+                env=worker_environment(),
                 start_new_session=True,  # a terminal's Ctrl-C is handled by the service
             )
         return cls(process, ours)

@@ -8,6 +8,7 @@
 #include "layer.h"
 #include "linear.h"
 #include "pool.h"
+#include "quantized_linear.h"
 #include "rows.h"
 #include "shortlist.h"
 
@@ -31,6 +32,16 @@ void over_rows(int64_t count, int64_t bytes_each, Body body) {
         auto& r = *(Region*)context;
         (*r.body)(tile * r.each, std::min(r.count, (tile + 1) * r.each));
     }, &region);
+}
+
+// A linear layer with what adapters add to it.
+template <class T>
+void adapted_linear(const Linear& layer, const Additions& additions, const void* x, void* y, int64_t rows,
+                    int64_t x_stride, int64_t y_stride) {
+    const auto* in = (const typename T::Element*)x;
+    const Additions* some = additions.empty() ? nullptr : &additions;
+    if (layer.quantized) return quantized_linear<T>(*pool, layer, in, x_stride, y, y_stride, rows, some);
+    linear<T>(*pool, layer, in, x_stride, y, y_stride, rows, nullptr, some);
 }
 
 }  // namespace
@@ -72,17 +83,34 @@ void tessera_pack(int type, const void* weight, int64_t outputs, int64_t inputs,
                         (T::Element*)panels));
 }
 
+// See `pack_codes`.
+void tessera_pack_codes(const void* codes, int64_t outputs, int64_t inputs, int bits, int64_t group, int epilogue,
+                        void* panels) {
+    pack_codes(*pool, (const uint8_t*)codes, outputs, inputs, bits, group, epilogue, (uint8_t*)panels);
+}
+
 // y = x w^T in bfloat16, all of it contiguous, for one that has no `Linear` to pass: `trial_process.py`.
 void tessera_try_linear(const void* panels, int64_t inputs, int64_t outputs, const void* x, void* y,
                         int64_t rows) {
-    const Linear layer = {(const int32_t*)panels, nullptr, inputs, outputs, PLAIN, SAME};
+    const Linear layer = {(const int32_t*)panels, nullptr, inputs, outputs, PLAIN, SAME, nullptr};
     linear<BFloat16>(*pool, layer, (const BFloat16::Element*)x, inputs, y, outputs, rows);
 }
 
 // y: rows of the layer's outputs, or one `Largest` for each row; see `Result`.
 void tessera_linear(int type, const Linear* layer, const void* x, void* y, int64_t rows,
                     int64_t x_stride, int64_t y_stride) {
-    TYPED(type, linear<T>(*pool, *layer, (const T::Element*)x, x_stride, y, y_stride, rows));
+    if (layer->quantized)
+        TYPED(type, quantized_linear<T>(*pool, *layer, (const T::Element*)x, x_stride, y, y_stride, rows));
+    else
+        TYPED(type, linear<T>(*pool, *layer, (const T::Element*)x, x_stride, y, y_stride, rows));
+}
+
+// The same with what is added by the adapter of each segment, its first product's additions; `segments` are of so many
+// rows. Not for the largest output alone.
+void tessera_adapted_linear(int type, const Linear* layer, const Segments* segments, const Adapter* const* adapters,
+                            const void* x, void* y, int64_t rows, int64_t x_stride, int64_t y_stride) {
+    const Additions additions{segments, adapters, Adapter::QKV};
+    TYPED(type, adapted_linear<T>(*layer, additions, x, y, rows, x_stride, y_stride));
 }
 
 // weight: rows [outputs, inputs]; fills what `list` points to and the rest of it.
@@ -145,7 +173,9 @@ void tessera_attention(int type, const Attention* call, const Cache* cache) {
     TYPED(type, attention<T>(*pool, *call, *cache));
 }
 
-void tessera_layer(int type, const Layer* layer, const LayerStep* step, const Cache* cache) {
+// segments, adapters: what is added, by the adapter of each segment; or null.
+void tessera_layer(int type, const Layer* layer, const LayerStep* step, const Cache* cache,
+                   const Segments* segments, const Adapter* const* adapters) {
     RopeWrite rope = step->rope;
     Attention attention = step->attention;
     rope.q_norm = layer->q_norm;
@@ -153,15 +183,20 @@ void tessera_layer(int type, const Layer* layer, const LayerStep* step, const Ca
     attention.window = layer->window;
     const int64_t rows = step->rows, hidden = layer->output.outputs;
     void* normed = step->normed;
-    tessera_linear(type, &layer->qkv, normed, rope.qkv, rows, hidden, layer->qkv.outputs);
+    const auto linear = [&](const Linear& product, Adapter::Product which, const void* x, void* y, int64_t x_stride,
+                            int64_t y_stride) {
+        if (!segments) return tessera_linear(type, &product, x, y, rows, x_stride, y_stride);
+        const Additions additions{segments, adapters, which};
+        TYPED(type, adapted_linear<T>(product, additions, x, y, rows, x_stride, y_stride));
+    };
+    linear(layer->qkv, Adapter::QKV, normed, rope.qkv, hidden, layer->qkv.outputs);
     tessera_rope_write(type, &rope, cache);
     tessera_attention(type, &attention, cache);
-    tessera_linear(type, &layer->output, attention.out, normed, rows, layer->output.inputs, hidden);
+    linear(layer->output, Adapter::OUTPUT, attention.out, normed, layer->output.inputs, hidden);
     tessera_add_rms_norm(type, normed, step->residual, layer->post_norm, layer->eps, rows, hidden,
                          normed);
-    tessera_linear(type, &layer->gate_up, normed, step->gated, rows, hidden,
-                   layer->gate_up.outputs);
-    tessera_linear(type, &layer->down, step->gated, normed, rows, layer->down.inputs, hidden);
+    linear(layer->gate_up, Adapter::GATE_UP, normed, step->gated, hidden, layer->gate_up.outputs);
+    linear(layer->down, Adapter::DOWN, step->gated, normed, layer->down.inputs, hidden);
     tessera_add_rms_norm(type, normed, step->residual, layer->after_norm, layer->eps, rows, hidden,
                          normed);
 }

@@ -5,6 +5,7 @@
 #include "attention.h"
 #include "linear.h"
 #include "rows.h"
+#include "segments.h"
 
 namespace tessera {
 

@@ -33,6 +33,15 @@ public:
 
     int threads() const { return (int)workers_.size() + 1; }
 
+    // What a thread does while it waits for another one, a short time.
+    static void pause() {
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#elif defined(__aarch64__)
+        asm volatile("yield");
+#endif
+    }
+
     // Runs work(context, 0 .. tiles - 1). A second caller meanwhile does its tiles alone.
     void run(int tiles, Work work, void* context) {
         if (workers_.empty() || tiles == 1 || busy_.exchange(true)) {
@@ -96,14 +105,6 @@ private:
         while (calls_.load() == known)
             syscall(SYS_futex, &calls_, FUTEX_WAIT_PRIVATE, known, nullptr, nullptr, 0);
         sleeping_.fetch_sub(1);
-    }
-
-    static void pause() {
-#if defined(__x86_64__)
-        __builtin_ia32_pause();
-#elif defined(__aarch64__)
-        asm volatile("yield");
-#endif
     }
 
     static long now() {

@@ -181,7 +181,9 @@ public:
             if (!part.ends) continue;
             for (int64_t r = 0; r < groups_.size; r++) {
                 const float* of = to + r * PANEL;
-                finish<BFloat16>(call_, panel, row + r, load<floats>(of), load<floats>(of + LANES), best_);
+                floats left = load<floats>(of), right = load<floats>(of + LANES);
+                if (call_.added) add_segments<BFloat16, 1>(*call_.added, panel, row + r, &left, &right);
+                finish<BFloat16>(call_, panel, row + r, left, right, best_);
             }
         }
     }

@@ -47,6 +47,8 @@ FAMILIES: dict[str, Maker] = {
 SIZES = [(150, 100), (100, 200)]
 SCALING = PixelScaling(1 / 255, (0.48, 0.45, 0.41), (0.27, 0.26, 0.28))
 MOST_SYNCHRONISATIONS = 3  # of a batch; the copy of all rows to the host is one
+FUSED = "_npu_flash_attention_unpad" if is_310p() else "npu_fused_infer_attention_score"
+WITHOUT_ATTENTION = ("fuyu",)
 DTYPES = [torch.float16] if is_310p() else [torch.float16, torch.bfloat16]
 
 
@@ -96,6 +98,8 @@ def test_rows_are_those_of_the_cpu(family: str, dtype: torch.dtype, tmp_path: Pa
         assert float(errors.mean()) < 1.2 * float(usual.mean()), "more than the type's rounding"
         assert float(errors.max()) < 2 * float(usual.max())
     attention = {name: count for name, count in called.items() if "attention" in name}
+    if family not in WITHOUT_ATTENTION:
+        assert FUSED in attention, "plain torch computes what the fused kernel should"
     assert len(attention) <= 2, attention  # one kind of call; molmo's and Qwen-VL's pools are plain
     assert not {"nonzero", "item", "_local_scalar_dense", "convolution", "conv2d"} & called.keys()
 

@@ -10,7 +10,6 @@ from torch import Tensor
 from services.decoder.devices.base.adapters import (
     Addition,
     LayerLinears,
-    LayerSegments,
     Segment,
     require_rows,
 )
@@ -234,7 +233,3 @@ def _addition(name: str, down: LinearWeight, up: LinearWeight) -> Addition:
 def test_rows_that_are_no_segments_are_refused(rows: Tensor) -> None:
     with pytest.raises(ValueError, match="rows of a segment"):
         require_rows(rows)
-
-
-def test_a_layer_without_segments_has_none() -> None:
-    assert LayerSegments.of([]) is None

@@ -14,7 +14,9 @@ from services.decoder.loading.load import load
 from services.decoder.models.generic import attention
 from services.decoder.settings import DecoderSettings
 from shared.errors import InvalidRequest
+from shared.model_backends import ModelBackend
 from tests.support.checkpoints import load_reference, make_checkpoint
+from tests.support.compared import take_as_compared
 from tests.support.decoder.greedy_reference import assert_same_up_to_ties, greedy_tokens
 from tests.support.decoder.plans import go_on, new_text, whole_prompt
 from tests.support.decoder.step_stream import (
@@ -140,13 +142,14 @@ async def test_the_code_of_transformers_gives_the_tokens_of_ours(
 ) -> None:
     folder = make_checkpoint(tmp_path, family, **options)
     found = []
-    for backend in ("native", "transformers"):
+    for backend in ModelBackend.NATIVE, ModelBackend.TRANSFORMERS:
+        take_as_compared(folder, backend)
         async with (
             running_decoder(folder, short_tmp / backend, model_backend=backend) as decoder,
             StepStream.open(decoder.address) as stream,
         ):
             assert ("generic" in type(decoder.loaded.worker._model).__module__) == (
-                backend != "native"
+                backend != ModelBackend.NATIVE
             )
             texts = [Text(slot, prompt, greedy()) for slot, prompt in enumerate(PROMPTS[:4])]
             await NaiveScheduler(stream).generate(texts, 8, chunk=20)
@@ -176,7 +179,7 @@ def test_a_model_whose_images_see_each_other_is_refused(
     def one_block(types: Tensor, device: torch.device) -> Tensor:
         return torch.where(types.to(device) == 1, 0, -1)
 
-    folder = make_checkpoint(tmp_path / "gemma3", "gemma3")
+    folder = take_as_compared(make_checkpoint(tmp_path / "gemma3", "gemma3"))
     monkeypatch.setattr(modeling_gemma3, "get_block_sequence_ids_for_mask", one_block)
     with pytest.raises(InvalidRequest, match="see each other"):
         load(DecoderSettings(model=folder, dtype="float32", kv_cache_memory_bytes=1 << 20))

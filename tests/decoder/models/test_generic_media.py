@@ -18,9 +18,11 @@ from shared.artifacts.small_tensor import small_tensor
 from shared.artifacts.store import ArtifactStore
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.processor import run_processor
+from shared.model_backends import ModelBackend
 from tessera.artifact.v1.artifact_pb2 import ArtifactRef
 from tessera.common.v1.media_pb2 import EmbedRun, MediaItem, Modality
 from tests.support.checkpoints import GENERIC, generic, load_reference, make_checkpoint
+from tests.support.compared import take_as_compared
 from tests.support.decoder.greedy_reference import assert_same_up_to_ties
 from tests.support.decoder.step_stream import (
     NaiveScheduler,
@@ -114,6 +116,8 @@ BY_DEFAULT = [
     ("gemma3", "transformers", 512),
 ]
 
+COMPARED = ("ovis2", 7)
+
 
 @pytest.mark.parametrize(
     ("family", "backend", "chunk"),
@@ -128,9 +132,9 @@ async def test_prompts_with_images_alone_and_together(
     for slot, sizes in enumerate(SIZES):
         texts.append(prepared.text(slot, sizes[: generic.MOST_IMAGES.get(family)]))
         references.append(prepared.expected())
-    # The comparison at the start takes ten seconds: one of those by default has it.
-    skips = (family, backend, chunk) in BY_DEFAULT and family != "ovis2"
-    settings = {"model_backend": backend, "max_num_batched_tokens": 1024, "skip_model_check": skips}
+    if (family, chunk) != COMPARED:
+        take_as_compared(folder, ModelBackend(backend))
+    settings = {"model_backend": backend, "max_num_batched_tokens": 1024}
     async with (
         running_decoder(folder, short_tmp / "s", **settings) as decoder,
         StepStream.open(decoder.address) as stream,

@@ -5,13 +5,11 @@ import base64
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import httpx
 import httpx2
 import pytest
-from anthropic import AsyncAnthropic
 from tokenizers import Tokenizer
 
 from services.gateway.gateway import Gateway
@@ -23,6 +21,9 @@ from tests.support.gateway.stage import MAX_MODEL_LEN, MODEL, Stage, open_stage
 from tests.support.network.http import plain_client
 from tests.support.network.sse import ASK_FOR_IDS, NamedEvent, named_events
 from tests.support.pictures import png
+
+if TYPE_CHECKING:  # it takes seconds, of which workers that do not run these tests have no use
+    from anthropic import AsyncAnthropic
 
 STAGED_MODEL = MARKED
 PATH, COUNT = "/v1/messages", "/v1/messages/count_tokens"
@@ -36,12 +37,14 @@ TOOLS: Any = [
 
 
 @pytest.fixture
-async def client(stage: Stage) -> AsyncIterator[AsyncAnthropic]:
+async def client(stage: Stage) -> AsyncIterator["AsyncAnthropic"]:
     async with anthropic_client(stage) as opened:
         yield opened
 
 
-def anthropic_client(stage: Stage, **keys: Any) -> AsyncAnthropic:
+def anthropic_client(stage: Stage, **keys: Any) -> "AsyncAnthropic":
+    from anthropic import AsyncAnthropic
+
     return AsyncAnthropic(
         base_url=stage.gateway.url,
         max_retries=0,
@@ -50,7 +53,7 @@ def anthropic_client(stage: Stage, **keys: Any) -> AsyncAnthropic:
     )
 
 
-async def test_a_message_of_the_anthropic_client(stage: Stage, client: AsyncAnthropic) -> None:
+async def test_a_message_of_the_anthropic_client(stage: Stage, client: "AsyncAnthropic") -> None:
     ids = stage.says(ANSWER)
     whole: Any = await client.messages.create(**BODY, tools=TOOLS, system="Be brief.")
     assert (whole.type, whole.role, whole.model, whole.stop_reason) == (
@@ -93,7 +96,7 @@ async def test_a_message_of_the_anthropic_client(stage: Stage, client: AsyncAnth
     assert final.usage.output_tokens == len(ids)
 
 
-async def test_why_an_answer_ended(stage: Stage, client: AsyncAnthropic) -> None:
+async def test_why_an_answer_ended(stage: Stage, client: "AsyncAnthropic") -> None:
     stage.says("One, two, END of it.")
     ended = await client.messages.create(**BODY)
     assert (ended.stop_reason, ended.stop_sequence) == ("end_turn", None)
@@ -116,7 +119,9 @@ async def test_why_an_answer_ended(stage: Stage, client: AsyncAnthropic) -> None
     assert (usage.cache_read_input_tokens, usage.input_tokens) == (2, ended.usage.input_tokens - 2)
 
 
-async def test_blocks_become_what_chat_templates_know(stage: Stage, client: AsyncAnthropic) -> None:
+async def test_blocks_become_what_chat_templates_know(
+    stage: Stage, client: "AsyncAnthropic"
+) -> None:
     picture = png(3)
     source = {
         "type": "base64",
@@ -177,7 +182,7 @@ async def test_blocks_become_what_chat_templates_know(stage: Stage, client: Asyn
 
 
 async def test_an_answer_goes_on_with_the_assistants_turn(
-    stage: Stage, client: AsyncAnthropic
+    stage: Stage, client: "AsyncAnthropic"
 ) -> None:
     turns: Any = [*MESSAGES, {"role": "assistant", "content": "It is"}]
     await client.messages.create(**BODY | {"messages": turns})
@@ -185,7 +190,7 @@ async def test_an_answer_goes_on_with_the_assistants_turn(
     assert seen.continue_final_message and not seen.add_generation_prompt
 
 
-async def test_options_have_anthropics_names(stage: Stage, client: AsyncAnthropic) -> None:
+async def test_options_have_anthropics_names(stage: Stage, client: "AsyncAnthropic") -> None:
     await client.messages.create(
         **BODY,
         extra_body={"temperature": 0.5, "top_k": 3, "top_p": 0.25},
@@ -211,7 +216,7 @@ async def test_options_have_anthropics_names(stage: Stage, client: AsyncAnthropi
     assert told == {"enable_thinking": False}
 
 
-async def test_forms_and_calls_that_have_to_be_made(stage: Stage, client: AsyncAnthropic) -> None:
+async def test_forms_and_calls_that_have_to_be_made(stage: Stage, client: "AsyncAnthropic") -> None:
     accepts = Acceptor(stage.tokenizer, "<|im_end|>").accepts
 
     async def grammar_of(**more: Any) -> str:
@@ -304,13 +309,24 @@ async def test_what_is_not_offered_is_refused_by_its_name(stage: Stage) -> None:
     assert not stage.scheduler.played
 
 
+@pytest.mark.parametrize("version", ["2023-06-01", "2026-10-21"])
+async def test_both_versions_of_the_api_are_answered_alike(stage: Stage, version: str) -> None:
+    asked = {**BODY, "temperature": 0.5}
+    plain = (await stage.http.post(PATH, json=asked)).json()
+    reply = await stage.http.post(PATH, json=asked, headers={"anthropic-version": version})
+    assert reply.status_code == 200, reply.text
+    assert {**reply.json(), "id": plain["id"]} == plain
+
+
 def error_of(reply: httpx.Response) -> tuple[int, str]:
     content = reply.json()
     assert content["type"] == "error" and set(content["error"]) == {"type", "message"}
     return reply.status_code, content["error"]["type"]
 
 
-async def test_errors_of_the_anthropic_client(stage: Stage, client: AsyncAnthropic) -> None:
+async def test_errors_of_the_anthropic_client(stage: Stage, client: "AsyncAnthropic") -> None:
+    import anthropic
+
     with pytest.raises(anthropic.NotFoundError, match="other"):
         await client.messages.create(**BODY | {"model": "other"})
     assert error_of(await stage.http.get(PATH)) == (405, "invalid_request_error")
@@ -328,6 +344,8 @@ async def test_errors_of_the_anthropic_client(stage: Stage, client: AsyncAnthrop
 
 
 async def test_keys_are_asked_for(redis_url: str, model_folder: Path, tokenizer: Tokenizer) -> None:
+    import anthropic
+
     async with open_stage(redis_url, model_folder, tokenizer, api_key="sesame") as stage:
         assert error_of(await stage.http.post(PATH, json=BODY)) == (401, "authentication_error")
         for keys in ({"api_key": "sesame"}, {"auth_token": "sesame"}):
@@ -405,7 +423,7 @@ async def test_the_rest_after_every_event_at_another_gateway(
 
 
 @pytest.mark.parametrize("timings", [Timings(reread_s=0.02, silence_s=0.05)])
-async def test_silence_is_bridged_by_pings(stage: Stage, client: AsyncAnthropic) -> None:
+async def test_silence_is_bridged_by_pings(stage: Stage, client: "AsyncAnthropic") -> None:
     async def pause(rid: str, index: int) -> None:
         await asyncio.sleep(0.4 if index in (0, 4) else 0.0)
 

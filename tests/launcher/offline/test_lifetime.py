@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 PROGRAM = """
 import sys
 from tessera import LLM, SamplingParams
-llm = LLM()
+llm = LLM(language_model_only=True)
 (output,) = llm.generate("The red circle", SamplingParams(max_tokens=2))
 print(llm.pid, len(output.outputs[0].token_ids), flush=True)
 sys.stdin.readline()

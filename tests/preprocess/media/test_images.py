@@ -20,6 +20,7 @@ from shared.net.rpc.errors import calling
 from shared.queue.media_store import media_digest
 from tessera.common.v1.media_pb2 import MediaItem
 from tessera.preprocess.v1.preprocess_pb2 import GetPixelsRequest
+from tests.support.preprocess.forked_workers import worker_pids
 from tests.support.preprocess.pixels import pixel_values
 from tests.support.preprocess.service import (
     PreprocessMaker,
@@ -224,7 +225,7 @@ async def test_a_full_media_store_asks_to_retry(
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_killed_worker_costs_no_request(clip_service: RunningPreprocess) -> None:
     await clip_service.chat(turn("user", image(file_of(picture(50, 50, 1)))))
-    for pid in image_workers():
+    for pid in worker_pids():
         os.kill(pid, signal.SIGKILL)
     responses = await asyncio.gather(
         *(
@@ -238,14 +239,14 @@ async def test_a_killed_worker_costs_no_request(clip_service: RunningPreprocess)
 async def test_a_worker_that_hangs_costs_one_request(
     clip_folder: Path, make_preprocess: PreprocessMaker
 ) -> None:
-    others = set(image_workers())
-    async with make_preprocess(clip_folder, image_timeout_s=3.0) as service:
-        stopped = set(image_workers()) - others
+    others = set(worker_pids())
+    async with make_preprocess(clip_folder, image_timeout_s=1.0) as service:
+        stopped = set(worker_pids()) - others
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
         response = await service.chat(turn("user", image(file_of(picture(50, 50)))))
         assert len(response.media) == 1
-        assert not stopped & set(image_workers())
+        assert not stopped & set(worker_pids())
 
 
 async def test_without_redis_text_is_prepared_and_images_are_not(
@@ -257,18 +258,3 @@ async def test_without_redis_text_is_prepared_and_images_are_not(
         with pytest.raises(ServingError) as caught:
             await service.chat(turn("user", image(file_of(picture()))))
         assert caught.value.reason == "REDIS_UNAVAILABLE"
-
-
-def image_workers() -> list[int]:
-    """Children of this process that decode images."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                command = (entry / "cmdline").read_bytes()
-                status = (entry / "stat").read_text().rsplit(")", 1)[1].split()
-            except OSError:
-                continue
-            if b"image_worker" in command and int(status[1]) == os.getpid() and status[0] != "Z":
-                found.append(int(entry.name))
-    return found

@@ -105,7 +105,6 @@ def test_garbage_is_collected_again_once_a_service_has_loaded() -> None:
         assert gc.isenabled()
     finally:
         gc.enable()
-        gc.unfreeze()
         gc.set_threshold(*thresholds)
 
 

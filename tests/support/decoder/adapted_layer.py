@@ -7,7 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from services.decoder.devices.base.adapters import Addition, LayerLinears, LayerSegments, Segment
+from services.decoder.devices.base.adapters import (
+    Addition,
+    LayerAdditions,
+    LayerLinears,
+    LayerSegments,
+)
 from services.decoder.devices.base.decoder_layer import DecoderLayer
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.models.rope import rope_table
@@ -117,18 +122,19 @@ class DrawnLayer:
         cos, sin = (values[positions.to(values.device)] for values in both)
         # Segments of the same rows share them, as in a model.
         rows: dict[tuple[int, ...], Tensor] = {}
-        segments = []
+        additions = []
+        of_rows = []
         for one in drawn:
             mine = tuple(place_of[row] for row in one.rows if row in place_of)
             if mine:
                 where = rows.setdefault(mine, torch.tensor(mine).to(ops.device))
-                segments.append(Segment(where, one.packed(ops)))
+                of_rows.append(where)
+                additions.append(LayerAdditions.of([one.packed(ops)]))
         normed, residual = (
             x[tokens].to(ops.device, ops.dtype, copy=True) for x in (self.normed, self.residual)
         )
-        found = ops.decoder_layer(
-            normed, residual, layer, cos, sin, kv, meta, LayerSegments.of(segments)
-        )
+        segments = LayerSegments(of_rows, additions) if additions else None
+        found = ops.decoder_layer(normed, residual, layer, cos, sin, kv, meta, segments)
         return torch.stack([x.cpu() for x in found])
 
 

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from services.decoder.devices.base.adapters import LayerAdditions
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.models.adapters import Adapter, pack_addition
 from services.decoder.models.llama import Llama
@@ -66,11 +67,11 @@ def pack(lora: Sequence[Matrices], config: DecoderConfig, ops: BaseOps) -> Adapt
     """As a device's ops take it, of several ranks this one's share."""
     return Adapter(
         [
-            [
+            LayerAdditions.of(
                 pack_addition(one.name, in_memory(one.down), in_memory(one.up), config, ops)
                 for one in lora
                 if one.layer == i
-            ]
+            )
             for i in range(config.num_layers)
         ]
     )

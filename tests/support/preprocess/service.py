@@ -26,6 +26,7 @@ from tessera.preprocess.v1.preprocess_pb2 import (
     PrepareResponse,
 )
 from tessera.preprocess.v1.preprocess_pb2_grpc import PreprocessServiceStub
+from tests.support.preprocess.forked_workers import ForkedWorker
 
 if TYPE_CHECKING:  # of a stub file
     from tessera.preprocess.v1.preprocess_pb2_grpc import PreprocessServiceAsyncStub
@@ -59,7 +60,7 @@ PreprocessMaker = Callable[..., AbstractAsyncContextManager[RunningPreprocess]]
 async def running(settings: PreprocessSettings) -> AsyncIterator[RunningPreprocess]:
     """The service until the block is left; it must start and stop cleanly."""
     stop = asyncio.Event()
-    task = asyncio.create_task(serve(settings, stop))
+    task = asyncio.create_task(serve(settings, stop, start_worker=ForkedWorker.start))
     channel = open_channel(settings.listen, 64 << 20)
     try:
         health: Any = health_pb2_grpc.HealthStub(channel)

@@ -23,8 +23,10 @@ from services.scheduler.settings import SchedulerSettings
 from services.vision_encoder import server as vision_encoder
 from services.vision_encoder.settings import VisionEncoderSettings
 from shared.checkpoint.folder import Checkpoint
+from tests.support.compared import take_as_compared
 from tests.support.gateway.stage import until_ready
 from tests.support.network.http import plain_client
+from tests.support.preprocess.forked_workers import ForkedWorker
 
 # A model is compared with its class in a process of its own, which imports all that there is.
 _READY_S = 240.0
@@ -44,6 +46,8 @@ def services_in_process(
 ) -> Iterator[Addresses]:
     """One of each service that the model needs, ready, on a Redis that is emptied first. The model has the name that
     `serve` gives it; `gateway` are settings of the gateway.
+
+    A model by the code of transformers is taken as compared with its class.
 
     For tests of what the services compute together. Tests of their processes start a `System`, which takes three
     times as much processor time: each process imports its libraries anew.
@@ -78,6 +82,7 @@ async def _running(
     common: dict[str, Any] = {"model": model, "redis_url": redis_url, "artifact_dir": artifacts}
     own = {"port": 0, "grpc_port": 0, "shutdown_timeout": 0.2, **gateway_settings}
     settings = GatewaySettings(**common, **own)
+    take_as_compared(model)
     async with asyncio.TaskGroup() as group:
         for service in _behind_the_gateway(common, folder, stop, mindie_shm):
             group.create_task(service)
@@ -110,7 +115,8 @@ def _behind_the_gateway(
         settle=decoder_loaded.set,
     )
     own = options("preprocess", media_workers=1, mindie_shm=mindie_shm)
-    yield preprocess.serve(PreprocessSettings(**own), stop, settle=_nothing)
+    settings = PreprocessSettings(**own)
+    yield preprocess.serve(settings, stop, settle=_nothing, start_worker=ForkedWorker.start)
     if registry.find(Checkpoint(common["model"])).takes_media:
         encoder = VisionEncoderSettings(**options("vision-encoder", threads=1))
         yield _serve_encoder(encoder, stop, decoder_loaded)

@@ -24,6 +24,7 @@ class LinearPlace:
     first: int
     last: int
     inputs: int
+    gates: int = 0  # of the product's outputs these first ones gate the others
 
     def part(self, first: int, last: int) -> "LinearPlace":
         """Some of its outputs, [first, last). Raises InvalidRequest for others than it has."""
@@ -31,7 +32,12 @@ class LinearPlace:
         if not 0 <= first < last <= count:
             raise _refused(f"outputs {first} to {last} of {self.name}, which has {count}")
         return LinearPlace(
-            self.name, self.product, self.first + first, self.first + last, self.inputs
+            self.name,
+            self.product,
+            self.first + first,
+            self.first + last,
+            self.inputs,
+            self.gates,
         )
 
     def require(self, down: LinearWeight, up: LinearWeight) -> None:
@@ -74,7 +80,8 @@ class LayerLinears:
         }
         if name not in places:
             raise _refused(f"no linear layer {name} in a decoder layer: it has {', '.join(places)}")
-        return LinearPlace(name, *places[name])
+        gates = inner if places[name][0] == "gate_up" else 0
+        return LinearPlace(name, *places[name], gates)
 
 
 @dataclass(frozen=True)
@@ -94,23 +101,40 @@ class Segment:
     addition: Addition
 
 
-@dataclass(frozen=True)
-class LayerSegments:
-    """Those of one decoder layer, for each of its products. Several may have a row in common: then they are added to it
-    in their order. A row's bits depend on nothing else as long as those that it has come in the same order."""
+@dataclass(frozen=True, eq=False)
+class LayerAdditions:
+    """What one adapter adds to each product of a decoder layer."""
 
-    qkv: Sequence[Segment] = ()
-    output: Sequence[Segment] = ()
-    gate_up: Sequence[Segment] = ()
-    down: Sequence[Segment] = ()
+    qkv: Sequence[Addition] = ()
+    output: Sequence[Addition] = ()
+    gate_up: Sequence[Addition] = ()
+    down: Sequence[Addition] = ()
 
     @classmethod
-    def of(cls, segments: Iterable[Segment]) -> "LayerSegments | None":
-        """None where there are none."""
-        found: dict[str, list[Segment]] = {}
-        for segment in segments:
-            found.setdefault(segment.addition.place.product, []).append(segment)
-        return cls(**found) if found else None
+    def of(cls, additions: Iterable[Addition]) -> "LayerAdditions":
+        """Each by its place."""
+        found: dict[str, list[Addition]] = {}
+        for addition in additions:
+            found.setdefault(addition.place.product, []).append(addition)
+        return cls(**found)
+
+
+@dataclass(frozen=True, eq=False)
+class LayerSegments:
+    """What each of several adapters adds in one decoder layer to its rows [n] of a step. Several may have a row in
+    common: then it gets the additions of one after those of the other, in this order. A row's bits depend on nothing
+    else as long as those that it has come in the same order."""
+
+    rows: Sequence[Tensor]
+    additions: Sequence[LayerAdditions]
+
+    def of(self, product: Product) -> Sequence[Segment]:
+        """To one product."""
+        return [
+            Segment(rows, addition)
+            for rows, additions in zip(self.rows, self.additions, strict=True)
+            for addition in getattr(additions, product)
+        ]
 
 
 def require_rows(rows: Tensor) -> None:

@@ -46,11 +46,12 @@ def graph_sizes(most: int) -> list[int]:
 
 
 def blank_step(ops: BaseOps, rows: int, axes: int, width: int) -> Step:
-    """A step of sequences of one token each that nobody asked for. They write to the first places of the cache, each to
-    one of its own, and see the first place alone. axes: of rotary positions; width: blocks in a row of the table."""
+    """A step of sequences of one token each that nobody asked for. They write to the first block of the cache, as those
+    that a batch is filled up with, and see its first place alone. axes: of rotary positions; width: blocks in a row of
+    the table."""
     device = ops.device
     table = torch.zeros((rows, width), dtype=torch.int32, device=device)
-    places = torch.arange(rows, dtype=torch.int64, device=device)
+    places = torch.arange(rows, dtype=torch.int64, device=device) % ops.block_size
     return Step(
         ids=torch.zeros(rows, dtype=torch.int64, device=device),
         positions=torch.zeros((axes, rows), dtype=torch.int64, device=device),

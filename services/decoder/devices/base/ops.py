@@ -4,7 +4,7 @@ Shapes: T tokens of a step (see `AttnMeta`), H hidden size, D head size. A devic
 can do better; a fused op it leaves alone is made of the small ones here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum, auto
 from typing import final
 
@@ -12,13 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.decoder.devices.base.adapters import (
-    Addition,
-    LayerSegments,
-    LinearPlace,
-    Segment,
-)
+from services.decoder.devices.base.adapters import Addition, LayerSegments, LinearPlace, Segment
 from services.decoder.devices.base.decoder_layer import DecoderLayer
+from services.decoder.devices.base.experts import (
+    ExpertLayer,
+    PackedExperts,
+    Router,
+    SingleExperts,
+    one_by_one,
+)
 from services.decoder.ranks.rank_group import RankGroup
 from services.decoder.ranks.share import Share
 from services.decoder.steps.attention_meta import (
@@ -31,9 +33,11 @@ from services.decoder.steps.attention_meta import (
 )
 from services.decoder.steps.slot_state import LayerState, StateTensor
 from shared.weights.linear_weight import LinearWeight
+from shared.weights.on_the_fly import quantize
 from shared.weights.quantized_weight import QuantizedWeight
+from shared.weights.scheme import HEAD, Scheme
 
-_NO_SEGMENTS = LayerSegments()
+_NO_SEGMENTS = LayerSegments((), ())
 
 
 class Use(Enum):
@@ -43,6 +47,7 @@ class Use(Enum):
     GATE_UP = auto()
     GELU = auto()
     HEAD = auto()
+    UNCHANGED = auto()  # stays as it is stored
 
 
 class BaseOps:
@@ -55,6 +60,11 @@ class BaseOps:
     # while there are none.
     share = Share()
     ranks: RankGroup | None = None
+    # How weights that are stored as numbers are quantized when they are packed; None: not at all.
+    scheme: Scheme | None = None
+    # Layers that were packed as codes, and what they take.
+    coded_layers = 0
+    coded_bytes = 0
 
     def __init__(self, device: torch.device, dtype: torch.dtype, block_size: int = 16) -> None:
         """block_size: tokens in a block of the cache."""
@@ -106,9 +116,16 @@ class BaseOps:
         return self._pack(weight, Use.HEAD)
 
     @final
+    def pack_unchanged(self, weight: LinearWeight) -> Packed:
+        """`pack` for a layer that stays as it is stored, whatever `scheme` says."""
+        return self._pack(weight, Use.UNCHANGED)
+
+    @final
     def _pack(self, weight: LinearWeight, use: Use) -> Packed:
         """Every `pack` comes here: codes as the device has them, else their numbers."""
         codes = weight.quantized()
+        if codes is None and self.scheme is not None and use is not Use.UNCHANGED:
+            codes = quantize(weight, HEAD if use is Use.HEAD else self.scheme)
         if codes is None:
             return self._pack_dense(weight.dense(self.dtype), weight.bias, use)
         packed = self._pack_codes(codes, weight.bias, use)
@@ -151,7 +168,24 @@ class BaseOps:
         """Takes over the matrices [rank, inputs] and [outputs, rank] of an addition. Raises InvalidRequest for those
         that do not fit the linear layer."""
         place.require(down, up)
-        return Addition(place, self.pack(down), self.pack(up))
+        return Addition(place, self.pack_unchanged(down), self.pack_unchanged(up))
+
+    # Experts
+
+    def pack_experts(
+        self, layer: ExpertLayer, up: Iterable[LinearWeight], down: Iterable[LinearWeight]
+    ) -> PackedExperts:
+        """Takes over the layers into and out of each expert, all of `up` before the first of `down`."""
+        return SingleExperts(layer, list(map(self.pack, up)), list(map(self.pack, down)))
+
+    def experts(self, x: Tensor, index: Tensor, shares: Tensor, experts: PackedExperts) -> Tensor:
+        """x [T, H]; index and shares [T, k]: a token's experts and what each counts. Gives [T, H]."""
+        assert isinstance(experts, SingleExperts)
+        return one_by_one(x, index, shares, experts, self.linear)
+
+    def router(self, count: int, k: int) -> Router | None:
+        """What chooses k of `count` experts faster than softmax and topk of torch; None where nothing does."""
+        return None
 
     # Small ops
 
@@ -238,14 +272,18 @@ class BaseOps:
     ) -> Tensor:
         """[rows, H] to [rows, I] through a fused gate-and-up layer, with what segments add before the activation: of
         their outputs the first I are gates."""
-        both = self.linear(x, packed)
-        self.adapt(x, both, segments)
-        return self.swiglu(both)
+        return self.swiglu(self.adapted_linear(x, packed, segments))
 
     def reduce(self, x: Tensor) -> Tensor:
         """The sum of all ranks' rows [T, H], which it may overwrite; there must be other ranks."""
         assert self.ranks is not None
         return self.ranks.sum(x)
+
+    def adapted_linear(self, x: Tensor, packed: Packed, segments: Sequence[Segment]) -> Tensor:
+        """[rows, in] to [rows, out], with what the segments add."""
+        out = self.linear(x, packed)
+        self.adapt(x, out, segments)
+        return out
 
     def adapt(self, x: Tensor, out: Tensor, segments: Sequence[Segment]) -> None:
         """Adds to `out` [rows, out], a product of `x` [rows, in], what the segments say, one after the other."""
@@ -268,23 +306,19 @@ class BaseOps:
         """A whole layer: from rows [T, H] after the norm before it and their sums so far to the same
         after it. Both may be overwritten."""
         added = segments or _NO_SEGMENTS
-        fused = self.linear(normed, layer.qkv)
-        self.adapt(normed, fused, added.qkv)
+        fused = self.adapted_linear(normed, layer.qkv, added.of("qkv"))
         if layer.row_norms is not None:
             self.row_norms(fused, layer.row_norms)
         q, k, v = self.qkv_rope_write(fused, cos, sin, layer.heads, kv, meta, layer.norms)
         mixed = self.paged_attention(q, k, v, kv, meta, scale=layer.scale, window=layer.window)
-        attended = mixed.flatten(1)
-        mixed = self.linear(attended, layer.output)
-        self.adapt(attended, mixed, added.output)
+        mixed = self.adapted_linear(mixed.flatten(1), layer.output, added.of("output"))
         if self.ranks is not None:
             mixed = self.reduce(mixed)
         if layer.attention_norm is not None:
             mixed = self.rms_norm(mixed, layer.attention_norm, layer.eps)
         normed, residual = self._sum_and_norm(mixed, residual, layer.post_norm, layer.eps)
-        gated = self.gate_up_swiglu(normed, layer.gate_up, added.gate_up)
-        mixed = self.linear(gated, layer.down)
-        self.adapt(gated, mixed, added.down)
+        gated = self.gate_up_swiglu(normed, layer.gate_up, added.of("gate_up"))
+        mixed = self.adapted_linear(gated, layer.down, added.of("down"))
         if self.ranks is not None:
             mixed = self.reduce(mixed)
         if layer.mlp_norm is not None:
@@ -311,6 +345,10 @@ class BaseOps:
     def block_bytes(self, spec: KVSpec) -> int:
         """Bytes that one block takes in one layer, padding of the layout included."""
         return spec.bytes_per_token * self.block_size
+
+    def capacity(self, kv: PagedKV) -> int:
+        """Tokens that a cache holds."""
+        return kv.k.shape[self.block_axis] * self.block_size
 
     def alloc_kv(self, spec: KVSpec, num_blocks: int) -> PagedKV:
         """One layer's cache, zeroed, its memory touched."""

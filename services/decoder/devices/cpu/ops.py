@@ -6,22 +6,25 @@ which the kernels read them (`cpu_kernels/attention.h`), D padded to whole vecto
 """
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import structlog
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
-from services.decoder.devices.base.adapters import LayerSegments, Segment
+from services.decoder.devices.base.adapters import (
+    Addition,
+    LayerSegments,
+    LinearPlace,
+    Segment,
+)
 from services.decoder.devices.base.decoder_layer import DecoderLayer
 from services.decoder.devices.base.ops import BaseOps, Use
-from services.decoder.devices.cpu.adapted_rows import AdaptedRowsCache
+from services.decoder.devices.cpu import additions
 from services.decoder.devices.cpu.layer import LayerCall, make_call, make_step
+from services.decoder.devices.cpu.tasks import find_chunk_tasks, find_tasks
 from services.decoder.steps.attention_meta import (
     AttnMeta,
     HeadNorms,
@@ -30,27 +33,24 @@ from services.decoder.steps.attention_meta import (
     Packed,
     PagedKV,
 )
-from shared.cpu_kernels import binding, packed_linear, shortlist
+from shared.cpu_kernels import binding, packed_linear, quantized_linear, shortlist
 from shared.cpu_kernels.binding import Kernels
 from shared.cpu_kernels.host_memory import zeros_in_huge_pages
 from shared.cpu_kernels.packed_linear import TYPES, PackedLinear
 from shared.cpu_kernels.shortlist import Shortlist
+from shared.weights.linear_weight import LinearWeight
+from shared.weights.quantized_weight import QuantizedWeight
+from shared.weights.scheme import HEAD
 
 log = structlog.get_logger(__name__)
-
-# Rows (query, head) that one attention task handles: whole groups by vectors (12 rows) and by tiles (32).
-_TASK_ROWS = 96
 
 _EPILOGUES = {
     Use.LINEAR: binding.PLAIN,
     Use.GATE_UP: binding.SWIGLU,
     Use.GELU: binding.GELU_TANH,
     Use.HEAD: binding.PLAIN,
+    Use.UNCHANGED: binding.PLAIN,
 }
-# Numbers that torch's threads do not divide among each other: its `silu` differs by a bit where one ends.
-_UNDIVIDED = 32767
-
-Tasks: TypeAlias = "np.ndarray[tuple[int, int], np.dtype[np.int32]]"
 
 
 class CpuOps(BaseOps):
@@ -64,7 +64,8 @@ class CpuOps(BaseOps):
         self._kernels = kernels
         self._type = TYPES[dtype]
         self._layers: WeakKeyDictionary[DecoderLayer, LayerCall] = WeakKeyDictionary()
-        self._adapted = AdaptedRowsCache()
+        self._added = additions.AddedInSteps()
+        self._addition_memory = additions.Memory(dtype)
 
     @property
     def row_invariant(self) -> bool:
@@ -88,6 +89,17 @@ class CpuOps(BaseOps):
         if sketch is not None:
             log.info("sketch of the output matrix", mb=sketch.num_bytes >> 20)
         return _PackedPanels(layer.panels, layer.bias, layer, sketch)
+
+    def _pack_codes(self, weight: QuantizedWeight, bias: Tensor | None, use: Use) -> Packed | None:
+        """In panels of outputs, too; see `cpu_kernels/quantized_linear.h`. An output matrix has no sketch: it is as
+        small as one."""
+        if not quantized_linear.can_pack(weight):
+            return None
+        digits = self.scheme.digits if self.scheme and use is not Use.HEAD else HEAD.digits
+        layer = quantized_linear.pack(self._kernels, weight, bias, _EPILOGUES[use], digits=digits)
+        self.coded_layers += 1
+        self.coded_bytes += layer.num_bytes
+        return _PackedPanels(layer.panels, layer.bias, layer)
 
     def linear_gelu(self, x: Tensor, packed: Packed) -> Tensor:
         """One pass over a layer from `pack_gelu`."""
@@ -119,34 +131,30 @@ class CpuOps(BaseOps):
             packed_linear.linear(self._kernels, x, layer, pairs, binding.LARGEST)
         return pairs[:, 1], pairs[:, 0].view(torch.float32)
 
+    def pack_addition(self, place: LinearPlace, down: LinearWeight, up: LinearWeight) -> Addition:
+        """See `BaseOps.pack_addition`; the outputs in vectors, as the layer has them."""
+        place.require(down, up)
+        matrices = down.dense(self.dtype), up.dense(self.dtype)
+        return additions.pack(place, *matrices, self._kernels.lanes, self._addition_memory)
+
+    def adapted_linear(self, x: Tensor, packed: Packed, segments: Sequence[Segment]) -> Tensor:
+        """In one pass, in which the layer's own sums go on with what is added."""
+        if not segments:
+            return self.linear(x, packed)
+        layer, added = _panels(packed), self._added.to_product(segments, len(x))
+        out = torch.empty((x.shape[0], layer.outputs), dtype=self.dtype)
+        return packed_linear.adapted_linear(
+            self._kernels, x, layer, added.segments, added.addresses, out
+        )
+
     def gate_up_swiglu(
         self,
         x: Tensor,
         packed: Packed,
         segments: Sequence[Segment] = (),
     ) -> Tensor:
-        """[rows, H] to [rows, I] in one pass over a layer from `pack_gate_up`; rows of segments by their sums."""
-        if not segments:
-            return self.linear(x, packed)
-        layer, adapted = _panels(packed), self._adapted.of(segments, len(x))
-        rows = x[adapted.rows] if len(adapted.others) else x
-        sums = packed_linear.gate_and_up(self._kernels, rows, layer)
-        halves = sums[:, 0], sums[:, 1]
-        for segment, places in zip(segments, adapted.places, strict=True):
-            addition, some = segment.addition, rows if places is None else rows[places]
-            added = self.linear_float32(self.linear(some, addition.down), addition.up)
-            _add_to_halves(halves, added, addition.place.first, places)
-        gate, up = halves
-        most = max(1, _UNDIVIDED // layer.outputs)
-        for first in range(0, len(gate), most):
-            F.silu(gate[first : first + most], inplace=True)
-        gated = gate.mul_(up).to(self.dtype)
-        if not len(adapted.others):
-            return gated
-        out = torch.empty((len(x), layer.outputs), dtype=self.dtype)
-        out[adapted.rows] = gated
-        out[adapted.others] = self.linear(x[adapted.others], packed)
-        return out
+        """[rows, H] to [rows, I] in one pass over a layer from `pack_gate_up`."""
+        return self.adapted_linear(x, packed, segments)
 
     # Small ops
 
@@ -313,20 +321,24 @@ class CpuOps(BaseOps):
         segments: LayerSegments | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The same kernels in one call, which overwrites both, where rows need no padding between
-        them, and nothing is added, neither here nor by other ranks."""
+        them, and other ranks add nothing."""
         known = self._layers.get(layer)
         if known is None:
             parts = (layer.qkv, layer.output, layer.gate_up, layer.down)
             known = make_call(layer, *map(_panels, parts), alone=self.share.size == 1)
             self._layers[layer] = known
-        if segments is not None or not known.whole:
+        if not known.whole:
             return super().decoder_layer(normed, residual, layer, cos, sin, kv, meta, segments)
         step = meta.device_state.get("layers")
         if step is None or not step.fits(normed, residual, cos, known.widths):
-            tasks = _tasks(meta, layer.heads.num_q // layer.heads.num_kv)
+            tasks = find_tasks(meta, layer.heads.num_q // layer.heads.num_kv)
             step = make_step(normed, residual, layer, known.widths, cos, sin, meta, tasks)
             meta.device_state["layers"] = step
-        self._kernels.layer(self._type, known.call, step.call, _own(kv).cache)
+        cache, added = _own(kv).cache, None
+        if segments is not None:
+            added = self._added.to_layer(segments, len(normed))
+        rows, adapters = (None, None) if added is None else (added.segments, added.addresses)
+        self._kernels.layer(self._type, known.call, step.call, cache, rows, adapters)
         return normed, residual
 
     # Attention
@@ -366,9 +378,9 @@ class CpuOps(BaseOps):
         if tokens > meta.cu_q[-1]:
             out[meta.cu_q[-1] :] = 0
         share, table = num_q // own.both.shape[1], meta.block_table
-        tasks = _tasks(meta, share)
+        tasks = find_tasks(meta, share)
         if chunk is not None:
-            tasks, table = _chunk_tasks(meta, share, chunk, self.block_size)
+            tasks, table = find_chunk_tasks(meta, share, chunk, self.block_size)
         sinks = None if sinks is None else sinks.float().contiguous()
         call = binding.Attention(
             q.data_ptr(),
@@ -407,23 +419,6 @@ class _CpuKV(PagedKV):
     cache: "ctypes._CArgObject"
 
 
-def _add_to_halves(
-    halves: tuple[Tensor, Tensor], added: Tensor, first: int, places: Tensor | None
-) -> None:
-    """Adds [n, outputs], of which the first is output number `first` of both halves together, to rows [n] of them."""
-    width = halves[0].shape[1]
-    for number, half in enumerate(halves):
-        start = number * width
-        low, high = max(first, start), min(first + added.shape[1], start + width)
-        if low < high:
-            part = half[:, low - start : high - start]
-            new = added[:, low - first : high - first]
-            if places is None:
-                part += new
-            else:
-                part[places] += new
-
-
 def _panels(packed: Packed) -> PackedLinear:
     assert isinstance(packed, _PackedPanels)
     return packed.layer
@@ -437,64 +432,3 @@ def _sketch(packed: Packed) -> Shortlist | None:
 def _own(kv: PagedKV) -> _CpuKV:
     assert isinstance(kv, _CpuKV)
     return kv
-
-
-def _tasks(meta: AttnMeta, share: int) -> Tasks:
-    """Pieces of rows that attention handles one by one: row, first token in the batch, tokens, position of the first,
-    and how many keys all of them see, 0 where each sees those up to its own; the longest rows' last pieces first, so
-    that none is left to the end."""
-    known: dict[int, Tasks] = meta.device_state.setdefault("tasks", {})
-    if share not in known:
-        most = max(1, _TASK_ROWS // share)
-        tasks = []
-        for row, (first, end, length) in enumerate(
-            zip(meta.cu_q, meta.cu_q[1:], meta.kv_lens, strict=False)
-        ):
-            start = length - (end - first)
-            for low, high, keys in _stretches(meta, row, start, length):
-                for place in range(low, high, most):
-                    count = min(most, high - place)
-                    tasks.append((row, first + place - start, count, place, keys))
-        tasks.sort(key=lambda task: -task[2] * (task[4] or task[3] + task[2]))
-        known[share] = np.asarray(tasks, np.int32).reshape(-1, 5)
-    return known[share]
-
-
-def _stretches(meta: AttnMeta, row: int, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """The positions [start, end) of a row, cut where spans begin and end that see each other whole: of each stretch its
-    ends, and the end of the span it is in, 0 for none."""
-    for other, low, high in sorted(meta.bidirectional or ()):
-        low = max(low, start)
-        if other == row and low < min(high, end):
-            if start < low:
-                yield start, low, 0
-            start = min(high, end)
-            yield low, start, start
-    if start < end:
-        yield start, end, 0
-
-
-def _chunk_tasks(meta: AttnMeta, share: int, chunk: int, block_size: int) -> tuple[Tasks, Tensor]:
-    """Tasks that end where chunks do, and a block table with a row for each chunk of each row of the step: a chunk is a
-    sequence of its own, since it consists of whole blocks."""
-    known: dict[tuple[int, int], tuple[Tasks, Tensor]]
-    known = meta.device_state.setdefault("chunk tasks", {})
-    if (share, chunk) in known:
-        return known[share, chunk]
-    width = chunk // block_size
-    rows: dict[tuple[int, int], int] = {}
-    pieces = []
-    for row, token, count, start, _ in _tasks(meta, share).tolist():
-        end = start + count
-        while start < end:
-            number, place = divmod(start, chunk)
-            size = min(end - start, chunk - place)
-            own = rows.setdefault((row, number), len(rows))
-            pieces.append((own, token, size, place, 0))
-            start, token = start + size, token + size
-    table = torch.zeros((len(rows), width), dtype=torch.int32)
-    for (row, number), own in rows.items():
-        blocks = meta.block_table[row, number * width : (number + 1) * width]
-        table[own, : len(blocks)] = blocks
-    known[share, chunk] = np.asarray(pieces, np.int32).reshape(-1, 5), table
-    return known[share, chunk]

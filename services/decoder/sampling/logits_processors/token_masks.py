@@ -193,9 +193,19 @@ class TokenMasks:
         """Forbids, in place, what the grammar of `slot`, if it has one, does not allow; nothing where it is wrong."""
         mask = self._masks.get(slot)
         if mask is not None and mask.wrong is None:
-            octets = mask.bits.astype("<u4", copy=False).view(np.uint8)
-            bits = np.unpackbits(octets, count=self._vocab_size, bitorder="little")
-            _forbid(logits, bits.view(np.bool_))
+            _forbid(logits, mask.bits)
+
+    def largest(self, logits: Row, slot: int) -> int | None:
+        """The token of the largest logit that the grammar of `slot` allows, the first of equals, where the grammar is
+        not wrong and no logit need be forbidden to find it: where it allows few, or the largest of all."""
+        mask = self._masks.get(slot)
+        if mask is None or mask.wrong is not None:
+            return None
+        if _are_few(mask.bits, len(logits)):
+            ids = _ids(mask.bits)
+            return int(ids[logits[ids].argmax()]) if len(ids) else None
+        token = int(logits.argmax())
+        return token if self.allows(slot, token) else None
 
     def _settle(self, slots: Iterable[int]) -> dict[int, ServingError]:
         """The matcher takes grammars that were late; waits for them."""
@@ -227,12 +237,27 @@ class TokenMasks:
             self._masks[slot] = _Mask(bits[row], wrong.get(row))
 
 
-def _forbid(logits: Row, allowed: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> None:
+def _are_few(bits: BitRow, count: int) -> bool:
+    """Whether less than half of `count` bits are set."""
+    return 2 * int(np.bitwise_count(bits).sum()) < count
+
+
+def _ids(bits: BitRow) -> Ids:
+    """The set bits' numbers, ascending. Words without any are not looked at closer: of most masks nearly all."""
+    words = np.flatnonzero(bits)
+    octets = bits[words].astype("<u4", copy=False).view(np.uint8)
+    places = np.flatnonzero(np.unpackbits(octets, bitorder="little").view(np.bool_))
+    ids: Ids = words[places // WORD] * WORD + places % WORD
+    return ids
+
+
+def _forbid(logits: Row, allowed: BitRow) -> None:
     """What is not allowed, by whichever of the two is fewer: masks allow or forbid nearly all."""
-    if 2 * np.count_nonzero(allowed) < len(allowed):
-        ids = np.flatnonzero(allowed)
+    if _are_few(allowed, len(logits)):
+        ids = _ids(allowed)
         kept = logits[ids]
         logits.fill(_FORBIDDEN)
         logits[ids] = kept
     else:
-        logits[np.flatnonzero(~allowed)] = _FORBIDDEN
+        ids = _ids(~allowed)
+        logits[ids[ids < len(logits)]] = _FORBIDDEN

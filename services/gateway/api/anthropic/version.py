@@ -12,7 +12,7 @@ _OLDEST = "2023-06-01"
 
 
 def check_version(exchange: Exchange) -> None:
-    """Raises InvalidRequest for a version with other replies than ours. Without the header it is ours."""
+    """Raises InvalidRequest for a version with other replies than ours. Without the header it is one of ours."""
     given = exchange.header(_HEADER).strip()
     if given and not (_DATE.fullmatch(given) and given >= _OLDEST):
         raise InvalidRequest(

@@ -14,6 +14,9 @@ void tessera_pack(int type, const void* weight, int64_t outputs, int64_t inputs,
                   void* panels);
 void tessera_linear(int type, const tessera::Linear* layer, const void* x, void* y, int64_t rows,
                     int64_t x_stride, int64_t y_stride);
+void tessera_adapted_linear(int type, const tessera::Linear* layer, const tessera::Segments* segments,
+                            const tessera::Adapter* const* adapters, const void* x, void* y, int64_t rows,
+                            int64_t x_stride, int64_t y_stride);
 void tessera_sketch(int type, const void* weight, int64_t outputs, int64_t inputs,
                     tessera::Shortlist* list);
 void tessera_largest(int type, const tessera::Linear* layer, tessera::Shortlist* list,
@@ -27,7 +30,8 @@ void tessera_add_layer_norm(int type, const void* x, void* residual, const void*
 void tessera_rope_write(int type, const tessera::RopeWrite* call, const tessera::Cache* cache);
 void tessera_attention(int type, const tessera::Attention* call, const tessera::Cache* cache);
 void tessera_layer(int type, const tessera::Layer* layer, const tessera::LayerStep* step,
-                   const tessera::Cache* cache);
+                   const tessera::Cache* cache, const tessera::Segments* segments,
+                   const tessera::Adapter* const* adapters);
 void tessera_kv_write(int type, const void* keys, const void* values, const int64_t* slots,
                       int64_t tokens, const tessera::Cache* cache);
 void tessera_kv_read(int type, void* keys, void* values, const int64_t* slots, int64_t tokens,

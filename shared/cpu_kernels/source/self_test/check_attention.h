@@ -136,7 +136,7 @@ struct SmallLayer {
         const tessera::Layer layer{packed[0].layer, packed[1].layer, packed[2].layer,
                                    packed[3].layer, norm, norm + HIDDEN,
                                    head_norm, head_norm + how.size, how.window, EPS};
-        tessera_layer(TYPE<T>, &layer, &step, &paged.cache);
+        tessera_layer(TYPE<T>, &layer, &step, &paged.cache, nullptr, nullptr);
     }
 
     // What `run` makes of them, given what the cache holds: [tokens, width] each.
