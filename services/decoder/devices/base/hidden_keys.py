@@ -1,4 +1,4 @@
-"""Which keys attention hides from queries."""
+"""What a query does not see of its sequence."""
 
 import torch
 from torch import Tensor
