@@ -27,5 +27,5 @@ def test_every_reason_has_tests_that_are_there() -> None:
 
 @pytest.mark.parametrize("old", ["is gone", "twice"])
 def test_a_text_that_is_not_there_once_is_an_error(old: str) -> None:
-    with pytest.raises(ValueError, match="of the mask: a/b.py has .* times, not once"):
+    with pytest.raises(ValueError, match=r"of the mask: a/b\.py has .* times, not once"):
         Break("of the mask", "a/b.py", old, "", ()).broken("twice twice")
