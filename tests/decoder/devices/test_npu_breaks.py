@@ -17,7 +17,9 @@ def test_every_text_that_is_exchanged_is_there_once() -> None:
 
 
 def test_every_reason_has_tests_that_are_there() -> None:
-    assert [reason for reason, count in Counter(e.reason for e in BREAKS).items() if count > 1] == []
+    assert [
+        reason for reason, count in Counter(e.reason for e in BREAKS).items() if count > 1
+    ] == []
     for entry in BREAKS:
         for test in entry.tests:
             file, _, name = test.partition("::")
