@@ -46,6 +46,23 @@ class DecoderOptions(ComputeSettings, LoraSettings, ModelLengthSettings, Profile
         description="Code that runs the model's layers: native is this project's; transformers is the model's own"
         " class, over this project's KV cache; auto is native for the families that have it, else transformers.",
     )
+    quantization: Literal[
+        "none",
+        "int8",
+        "int8g128",
+        "int8-fast",
+        "int4",
+        "int4g32",
+        "int4g64",
+        "int4g128",
+        "int4g256",
+    ] = Field(
+        "none",
+        description="How the decoder's linear layers are quantized when they are loaded, on the CPU: int8 has one scale"
+        " for each output, int8g128 one for each 128 inputs; int4 one with a zero point for each 64 inputs, or for as"
+        " many as are named. Activations have 14 bits, and 8 with int8-fast, which has groups of 128 inputs. The output"
+        " matrix always has int8. Layers that a checkpoint has as codes stay as they are.",
+    )
     trust_remote_code: bool = Field(
         False, description="Run model code that the checkpoint brings, where transformers has none."
     )
@@ -105,6 +122,7 @@ class DecoderOptions(ComputeSettings, LoraSettings, ModelLengthSettings, Profile
             "device": self.device,
             "dtype": self.dtype,
             "backend": self.model_backend,
+            "quantization": self.quantization,
             "trust_remote_code": self.trust_remote_code,
         }
 

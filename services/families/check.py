@@ -15,11 +15,12 @@ from shared.checkpoint.files import (
     require_weights,
 )
 from shared.checkpoint.folder import Checkpoint
-from shared.devices import require_computable
+from shared.devices import require_computable, resolve_device
 from shared.errors import InvalidRequest
 from shared.model_backends import ModelBackend
 from shared.model_config.decoder import refuse_quantization
 from shared.text.vocabulary_bounds import tokens_outside
+from shared.weights import scheme
 from tessera.common.v1.media_pb2 import Modality
 
 
@@ -41,9 +42,11 @@ def require_servable(
     backend: ModelBackend = ModelBackend.AUTO,
     trust_remote_code: bool | None = None,
     family: str = "",
+    quantization: str = scheme.NONE,
 ) -> Checkpoint:
-    """The checkpoint, if it can be served on `device` in `dtype` by the code of `backend`, as `family`
-    where that is given. `trust_remote_code` is None for services that do not run that code.
+    """The checkpoint, if it can be served on `device` in `dtype` by the code of `backend`, as `family` where that is
+    given, its decoder quantized when it is loaded as `quantization` says. `trust_remote_code` is None for services that
+    do not run that code.
 
     Raises InvalidRequest with the first reason why not: a folder that is none, an architecture or an option of
     config.json that is not known, a missing or unfinished file among `parts`, a device that is not there.
@@ -65,6 +68,8 @@ def require_servable(
         generic_code = is_generic(decoder.decoder)
         by = ModelBackend.TRANSFORMERS if generic_code else ModelBackend.NATIVE
         refuse_quantization(checkpoint, by)
+        if generic_code:
+            scheme.refuse_for_transformers(quantization, checkpoint.kind)
         sizes = registry.text_sizes(checkpoint, backend)
         if decoder is generic.GENERIC and trust_remote_code is not None:
             generic.require_trusted(checkpoint, trust_remote_code)
@@ -78,6 +83,10 @@ def require_servable(
     if Parts.WEIGHTS in parts:
         require_weights(folder)
         require_computable(device, dtype)
+        if quantization != scheme.NONE and (found := resolve_device(device)) != "cpu":
+            raise scheme.refused(
+                quantization, f"it is for the CPU, and not for {found}; leave the flag away"
+            )
     return checkpoint
 
 

@@ -21,6 +21,7 @@ from services.decoder.steps.needs import AttentionKind
 from shared.checkpoint.folder import Checkpoint
 from shared.devices import require_dtype
 from shared.errors import InvalidRequest, ServingError
+from shared.weights import scheme
 
 log = structlog.get_logger(__name__)
 
@@ -189,6 +190,13 @@ class Device(ABC):
         raise NotImplementedError(f"{self.name} has no graphs")
 
     # What is served
+
+    def require_scheme(self, name: str) -> None:
+        """Raises InvalidRequest unless `--quantization` may say this here."""
+        if name != scheme.NONE:
+            raise scheme.refused(
+                name, f"on {self.name} no kernels multiply with codes; leave the flag away"
+            )
 
     def require_attention(self, kind: AttentionKind) -> None:
         """Called once the model is known. Raises InvalidRequest for a kind of attention that the device does not

@@ -31,7 +31,9 @@ from services.decoder.steps.attention_meta import (
 )
 from services.decoder.steps.slot_state import LayerState, StateTensor
 from shared.weights.linear_weight import LinearWeight
+from shared.weights.on_the_fly import quantize
 from shared.weights.quantized_weight import QuantizedWeight
+from shared.weights.scheme import HEAD, Scheme
 
 _NO_SEGMENTS = LayerSegments((), ())
 
@@ -43,6 +45,7 @@ class Use(Enum):
     GATE_UP = auto()
     GELU = auto()
     HEAD = auto()
+    UNCHANGED = auto()  # stays as it is stored
 
 
 class BaseOps:
@@ -55,6 +58,11 @@ class BaseOps:
     # while there are none.
     share = Share()
     ranks: RankGroup | None = None
+    # How weights that are stored as numbers are quantized when they are packed; None: not at all.
+    scheme: Scheme | None = None
+    # Layers that were packed as codes, and what they take.
+    coded_layers = 0
+    coded_bytes = 0
 
     def __init__(self, device: torch.device, dtype: torch.dtype, block_size: int = 16) -> None:
         """block_size: tokens in a block of the cache."""
@@ -106,9 +114,16 @@ class BaseOps:
         return self._pack(weight, Use.HEAD)
 
     @final
+    def pack_unchanged(self, weight: LinearWeight) -> Packed:
+        """`pack` for a layer that stays as it is stored, whatever `scheme` says."""
+        return self._pack(weight, Use.UNCHANGED)
+
+    @final
     def _pack(self, weight: LinearWeight, use: Use) -> Packed:
         """Every `pack` comes here: codes as the device has them, else their numbers."""
         codes = weight.quantized()
+        if codes is None and self.scheme is not None and use is not Use.UNCHANGED:
+            codes = quantize(weight, HEAD if use is Use.HEAD else self.scheme)
         if codes is None:
             return self._pack_dense(weight.dense(self.dtype), weight.bias, use)
         packed = self._pack_codes(codes, weight.bias, use)
@@ -151,7 +166,7 @@ class BaseOps:
         """Takes over the matrices [rank, inputs] and [outputs, rank] of an addition. Raises InvalidRequest for those
         that do not fit the linear layer."""
         place.require(down, up)
-        return Addition(place, self.pack(down), self.pack(up))
+        return Addition(place, self.pack_unchanged(down), self.pack_unchanged(up))
 
     # Small ops
 
