@@ -32,6 +32,7 @@ OPERATORS = frozenset(
         "npu_moe_finalize_routing",
         "npu_moe_gating_top_k_softmax",
         "npu_moe_init_routing_v2",
+        "npu_moe_token_unpermute",
         "npu_mrope",
         "npu_prompt_flash_attention",
         "npu_quant_matmul",

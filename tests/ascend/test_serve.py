@@ -29,7 +29,7 @@ def test_a_picture_is_answered_from_npus_that_no_other_system_gets(
 ) -> None:
     monkeypatch.setenv("FAKE_NPU_COUNT", "3")
     monkeypatch.setenv("TESSERA_NPU_LEASE_DIR", str(tmp_path / "leases"))
-    with System(None, "--device", "npu", "--decoders", "2") as system:
+    with System(None, "--device", "npu", "--decoders", "2", "--max-num-seqs", "4") as system:
         answer = ask(system.base_url)
         assert unseen(answer) == [], answer
         devices = [line for line in system.log.splitlines() if "device=npu" in line]

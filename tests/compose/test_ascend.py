@@ -20,6 +20,8 @@ def stack() -> Iterator[Stack]:
         assert os.environ.get("CI") != "true", problem
         pytest.skip(problem)
     devices = {"ASCEND_DECODER_DEVICES": "0,1", "ASCEND_ENCODER_DEVICES": "2"}
+    # Of each number of rows a graph is captured, slowly on this device.
+    devices["TESSERA_MAX_NUM_SEQS"] = "4"
     with Stack(project="tessera-ascend", files=FILES, **devices) as stack:
         yield stack
 

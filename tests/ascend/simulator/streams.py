@@ -43,7 +43,7 @@ def begin(stream: int) -> None:
 def used(stream: int, ranges: Sequence[Range]) -> None:
     """What the last operation of the stream uses. Raises Refused where another stream uses it too, and nothing says
     which of the two comes first."""
-    table = (_Range * len(ranges))(*ranges)  # type: ignore[misc]  # tuples are converted
+    table = (_Range * len(ranges))(*(_Range(*each) for each in ranges))
     if library().fake_access(ctypes.c_void_p(stream), table, len(ranges)):
         raise Refused(f"streams in no order: {own_report().message.decode()}")
 

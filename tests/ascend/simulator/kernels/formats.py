@@ -9,6 +9,7 @@ from tests.ascend.simulator.memory import host_view
 from tests.ascend.simulator.personality import personality
 
 NZ, _ROWS = 29, 2
+_ON = ("enable", b"enable")
 
 
 def format_cast(
@@ -23,7 +24,8 @@ def format_cast(
     require(
         acl_format != NZ or input.dim() >= 2, "npu_format_cast: NZ takes two dimensions or more"
     )
-    kept = acl_format if personality().is_310p else _ROWS
+    keeps = personality().is_310p or torch_npu._C._npu_getOption("ALLOW_INTERNAL_FORMAT") in _ON
+    kept = acl_format if keeps else _ROWS
     made: Tensor = torch_npu.empty_with_format(
         input.shape, dtype=input.dtype, device=input.device, acl_format=kept
     )
