@@ -74,7 +74,7 @@ def load(
     [
         ("910B4", 256 * MIB, "off"),
         pytest.param("910B4", 384 * MIB, "on", marks=pytest.mark.full),
-        ("910B3", 512 * MIB, "off"),
+        pytest.param("910B3", 512 * MIB, "off", marks=pytest.mark.full),
     ],
 )
 def test_the_cache_takes_what_the_rest_leaves(

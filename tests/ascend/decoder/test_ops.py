@@ -285,6 +285,7 @@ def test_an_operation_waits_for_nothing(device: NpuDevice) -> None:
     ops = device.ops
     table = torch.ones((2, 3), dtype=torch.int32, device=ops.device)
     q, slots = random(21, 4, 64).to(ops.device), torch.arange(21).to(ops.device)
+    ops.scrub(pair.kv, slots)  # and that of writing
     torch_npu.npu.synchronize()
     with counters.counted() as cost:
         meta = ops.make_meta([1, 20], [300, 260], table, slots, spans)

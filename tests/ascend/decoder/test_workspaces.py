@@ -86,6 +86,7 @@ runpy.run_path({str(program)!r}, run_name="__main__")
     return answer
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("npu", ["910B4", "310P3"])
 def test_the_largest_step_runs_beside_a_cache_that_fills_the_device(
     npu: str, tmp_path: Path

@@ -21,6 +21,7 @@ from services.decoder.devices.base.experts import (
     SingleExperts,
     one_by_one,
 )
+from services.decoder.devices.base.hidden_keys import hidden_keys
 from services.decoder.ranks.rank_group import RankGroup
 from services.decoder.ranks.share import Share
 from services.decoder.steps.attention_meta import (
@@ -488,28 +489,3 @@ class BaseOps:
         blocks = table[: -(-length // self.block_size)].long()
         k, v = (x.index_select(self.block_axis, blocks) for x in (kv.k, kv.v))
         return k.flatten(0, 1)[:length], v.flatten(0, 1)[:length]
-
-
-def hidden_keys(
-    meta: AttnMeta,
-    row: int,
-    window: int | None,
-    chunk: int | None = None,
-    device: torch.device | None = None,
-) -> Tensor:
-    """Which keys each query of a row must not see: bool [queries, keys], made on the host unless a device is given.
-    Spans that see each other whole do so inside the window alone."""
-    count = meta.cu_q[row + 1] - meta.cu_q[row]
-    length = meta.kv_lens[row]
-    queries = torch.arange(length - count, length, device=device)[:, None]
-    keys = torch.arange(length, device=device)[None, :]
-    hidden = keys > queries
-    for other, start, end in meta.bidirectional or ():
-        if other == row:
-            inside = (queries >= start) & (queries < end) & (keys >= start) & (keys < end)
-            hidden &= ~inside
-    if window is not None:
-        hidden |= keys <= queries - window
-    if chunk is not None:
-        hidden |= keys // chunk != queries // chunk
-    return hidden

@@ -19,7 +19,9 @@ def read_grammar(grammar: Grammar | None) -> Constraint | None:
     if grammar.type not in ("json", "json_schema", "regex"):
         raise wrong(f"{_FIELD}.type", 'must be one of "json", "json_schema", "regex"')
     if grammar.type != "json_schema":
-        return checked(of_value(grammar.type, grammar.value, _VALUE))
+        return checked(
+            of_value("json" if grammar.type == "json" else "regex", grammar.value, _VALUE)
+        )
     value = bytes(grammar.value)
     if value in _ABSENT:
         raise wrong(_VALUE, "is missing")
