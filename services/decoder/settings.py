@@ -104,15 +104,22 @@ class DecoderOptions(ComputeSettings, LoraSettings, ModelLengthSettings, Profile
     npu_forms: str = Field(
         "",
         description="Forms in which an NPU's operators are called, separated by commas: one that is named (TND, TND+1,"
-        " BSND, NZ, NZ-host of attention; reshape_and_cache, scatter_pa, index_put of writing keys; reference) is taken"
-        " untried, one with a minus sign in front never. Unless given each is tried at the first start, in a process of"
-        " its own, and the first that gives what the reference gives is taken.",
+        " BSND, NZ, NZ-host of attention; reshape_and_cache, scatter_pa, index_put of writing keys; grouped,"
+        " grouped_nz, grouped_finalize of experts, gating_softmax of choosing them; weights_nz, see --npu-weights;"
+        " reference) is taken untried, one with a minus sign in front never. Unless given each is tried at the first"
+        " start, in a process of its own, and the first that gives what the reference gives is taken.",
+    )
+    npu_weights: Literal["nd", "nz", "auto"] = Field(
+        "nd",
+        description="How an NPU has the weights of linear layers: nd, in rows; nz, in the tiles that its matrix unit"
+        " reads (FRACTAL_NZ), where a trial of their sizes gives the right products; auto, where these are faster too."
+        " A 310P has tiles.",
     )
     graphs: Literal["off", "on", "auto"] = Field(
-        "off",
+        "auto",
         description="Steps that only generate are captured as graphs at the start and replayed, in place of a call for"
-        " each operation: off, on, or auto, whichever is measured to be faster. On npu, but not on a 310P, and on cuda"
-        " where one rank computes.",
+        " each operation: off; on, where a check at the start finds that they compute the same; auto, where they are"
+        " measured to be faster too. On npu, but not on a 310P, and on cuda where one rank computes.",
     )
 
     @property

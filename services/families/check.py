@@ -7,6 +7,8 @@ from pathlib import Path
 
 from services.families import generic, registry
 from services.families.family import is_generic
+from services.families.narrow_attention import require_narrow
+from shared.ascend import is_310p
 from shared.bounded_file import OutOfBounds, require_bounded
 from shared.checkpoint.files import (
     read_json,
@@ -83,11 +85,19 @@ def require_servable(
     if Parts.WEIGHTS in parts:
         require_weights(folder)
         require_computable(device, dtype)
-        if quantization != scheme.NONE and (found := resolve_device(device)) != "cpu":
-            raise scheme.refused(
-                quantization, f"it is for the CPU, and not for {found}; leave the flag away"
-            )
+        _require_device(checkpoint, resolve_device(device), quantization)
     return checkpoint
+
+
+def _require_device(checkpoint: Checkpoint, device: str, quantization: str) -> None:
+    """Raises InvalidRequest for what only some devices compute."""
+    if quantization != scheme.NONE and device != "cpu":
+        raise scheme.refused(
+            quantization, f"it is for the CPU, and not for {device}; leave the flag away"
+        )
+    if device == "npu" and is_310p():
+        with understood(checkpoint.folder):
+            require_narrow(checkpoint)
 
 
 def _require_vocabulary(checkpoint: Checkpoint, size: int) -> None:

@@ -167,6 +167,7 @@ def load_rank(
         block_size=settings.block_size,
         small_model=checkpoint.is_small,
         forms=settings.npu_forms,
+        weights=settings.npu_weights,
     )
     require_graphs(settings.graphs, device)
     device.require_scheme(settings.quantization)
@@ -201,7 +202,6 @@ def load_rank(
             device.ops.ranks.settle()
         spec = cache_spec(model.layers)
         model.needs.require_state(not spec.is_paged_alone)
-        device.require_attention(model.needs.attention)
         # The first rank alone says hello. What was just read is read again, most of it from memory.
         content = b"" if place.rank else _content(checkpoint)
         checkpoint.close()

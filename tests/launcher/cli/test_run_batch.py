@@ -182,9 +182,11 @@ async def test_what_may_go_well_next_time_is_sent_again(
     replies: list[bytes], attempts: int, status: int
 ) -> None:
     keys: list[bytes] = []
+    answering: list[asyncio.Task[None] | None] = []
     waiting = iter([*replies, b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"])
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answering.append(asyncio.current_task())
         with contextlib.suppress(asyncio.IncompleteReadError):
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).lower()
@@ -194,12 +196,14 @@ async def test_what_may_go_well_next_time_is_sent_again(
                     break
                 writer.write(reply)
         writer.close()
+        await writer.wait_closed()
 
     async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
         soon = Backoff(0.001, 0.001)
         async with Sender(f"http://127.0.0.1:{port}/v1", "", 1, None, pauses=soon) as sender:
             reply = await sender.post("/v1/chat/completions", b"{}", "line/1")
+        await asyncio.gather(*filter(None, answering))
     assert (reply.status, keys) == (status, [b"line/1"] * attempts)
 
 

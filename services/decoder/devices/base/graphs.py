@@ -28,6 +28,11 @@ class Graphs(ABC):
         place = bisect_left(self.sizes, rows)
         return self.sizes[place] if place < len(self.sizes) else None
 
+    def longest(self, size: int) -> int | None:
+        """Tokens of the longest sequences that a graph of this size is for: where there are longer ones `run` computes
+        without. None where it is for all."""
+        return None
+
     @abstractmethod
     def capture(self) -> None:
         """Captures all sizes; computes nothing. Raises whatever the device's libraries raise."""

@@ -11,7 +11,7 @@ from services.decoder.devices.base.graphs import Forward, Graphs, blank_step
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.steps.step import Step
 
-_FIRST_BLOCKS = 16  # of the shortest length
+_SHORTEST = 256  # tokens
 _FACTOR = 4  # from one length to the next
 # Tokens that a graph's attention reads, rows by length: beyond that the reading takes the time, and not the calls.
 _MOST_TOKENS = 1 << 16
@@ -25,19 +25,23 @@ class CudaGraphs(Graphs):
     ) -> None:
         """axes: of rotary positions; width: blocks in a row of the table. Computes a step of each graph: what libraries
         prepare when they are first used cannot be captured."""
-        super().__init__(sizes)
         self._forward, self._block_size = forward, ops.block_size
         # What the graphs read, by rows and blocks in ascending order: at every replay the same memory with other
         # content.
         self._inputs = {
             (size, blocks): _longest_step(ops, size, axes, blocks)
             for size in sizes
-            for blocks in _lengths(width)
+            for blocks in _lengths(width, ops.block_size)
             if size * blocks * ops.block_size <= _MOST_TOKENS
         }
+        super().__init__(sorted({size for size, _ in self._inputs}))
         self._captured: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         for step in self._inputs.values():
             forward(step)
+
+    def longest(self, size: int) -> int:
+        """See `Graphs.longest`."""
+        return max(blocks * self._block_size for rows, blocks in self._inputs if rows == size)
 
     def capture(self) -> None:
         """See `Graphs.capture`; those that read most first, whose memory suffices for the others."""
@@ -69,9 +73,9 @@ class CudaGraphs(Graphs):
         return hidden
 
 
-def _lengths(width: int) -> list[int]:
+def _lengths(width: int, block_size: int) -> list[int]:
     """In blocks, up to `width`."""
-    found, blocks = [], _FIRST_BLOCKS
+    found, blocks = [], -(-_SHORTEST // block_size)
     while blocks < width:
         found.append(blocks)
         blocks *= _FACTOR

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.decoder.devices.base.ops import BaseOps, hidden_keys
+from services.decoder.devices.base.hidden_keys import hidden_keys
+from services.decoder.devices.base.ops import BaseOps
 from services.decoder.steps.attention_meta import AttnMeta, KVSpec, PagedKV
 
 
