@@ -312,8 +312,9 @@ class Exchange:
         self.blocked_since = 0.0
 
     def _outgoing(self, chunk: bytes) -> bytes:
-        for raw, escaped in _LINE_ENDS:
-            chunk = chunk.replace(raw, escaped)
+        if not chunk.isascii():
+            for raw, escaped in _LINE_ENDS:
+                chunk = chunk.replace(raw, escaped)
         if not self._before_next:
             return chunk
         chunk = self._before_next + chunk
