@@ -153,7 +153,12 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Expected]:
         addresses = {f"{role}base_url": found.base_url for role, found in roles.items()}
         addresses |= {f"{role}url": found.base_url[:-3] for role, found in roles.items()}
         names = {"model": "tiny", "agent_model": "caller", "vectors_model": "vectors"}
-        given = {**addresses, **names, "grpc_address": seeing.grpc_address, "key": KEY}
+        given: dict[str, Any] = {
+            **addresses,
+            **names,
+            "grpc_address": seeing.grpc_address,
+            "key": KEY,
+        }
         given |= {"question": QUESTION, "picture": PICTURE, "tokens": TOKENS}
         yield _expected(given)
 
