@@ -4,7 +4,7 @@ import msgspec
 
 from services.gateway.api.tgi.schema import Grammar, NamedSchema
 from services.gateway.decoding.bounds import wrong
-from services.gateway.reading.constraint import Constraint
+from services.gateway.reading.constraint import Constraint, Kind
 from services.gateway.reading.structured.spellings import checked, of_value
 
 _FIELD = "parameters.grammar"
@@ -19,9 +19,8 @@ def read_grammar(grammar: Grammar | None) -> Constraint | None:
     if grammar.type not in ("json", "json_schema", "regex"):
         raise wrong(f"{_FIELD}.type", 'must be one of "json", "json_schema", "regex"')
     if grammar.type != "json_schema":
-        return checked(
-            of_value("json" if grammar.type == "json" else "regex", grammar.value, _VALUE)
-        )
+        kind: Kind = "regex" if grammar.type == "regex" else "json"
+        return checked(of_value(kind, grammar.value, _VALUE))
     value = bytes(grammar.value)
     if value in _ABSENT:
         raise wrong(_VALUE, "is missing")

@@ -82,7 +82,7 @@ def _of_response_format(fields: StructuredFields) -> Iterator[Constraint]:
     elif form.type == "json_schema":
         yield _of_json_schema(form, f"{name}.json_schema")
     elif form.type in ("json", "regex"):
-        yield of_value("json" if form.type == "json" else "regex", form.value, f"{name}.value")
+        yield of_value("regex" if form.type == "regex" else "json", form.value, f"{name}.value")
     elif form.type == "structural_tag":
         parts = {"format": form.format, "structures": form.structures, "triggers": form.triggers}
         given = {part: raw for part, raw in parts.items() if _given(raw) is not None}
