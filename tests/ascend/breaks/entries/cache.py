@@ -106,14 +106,14 @@ BREAKS = [
     ),
     _310p(
         reason="a 310P's tiles of a block come in as they lie in rows",
-        old="tiles = rows.reshape(self.block_size, -1, TILE).permute(1, 0, 2)",
-        new="tiles = rows.reshape(-1, self.block_size, TILE)",
+        old="tiles = rows.reshape(parts, cache.shape[2], -1, TILE).permute(0, 2, 1, 3)",
+        new="tiles = rows.reshape(parts, -1, cache.shape[2], TILE)",
         tests=("decoder/test_310p.py::test_every_operation_is_right",),
     ),
     _310p(
         reason="a 310P's blocks go out in other tiles",
-        old="x[block].permute(1, 0, 2).reshape(self.block_size, own.num_kv, -1)",
-        new="x[block].reshape(self.block_size, own.num_kv, -1)",
+        old="            .permute(0, 2, 1, 3)\n            .reshape(self.block_size, own.num_kv, -1)",
+        new="            .reshape(self.block_size, own.num_kv, -1)",
         tests=("decoder/test_310p.py::test_every_operation_is_right",),
     ),
 ]
