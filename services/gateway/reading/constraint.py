@@ -22,3 +22,5 @@ class Constraint:
     whitespace: str | None = (
         None  # a regular expression; empty is none between values, None the default
     )
+    # Of "json": the answer may be calls of tools instead, in this form.
+    calls: "Constraint | None" = None

@@ -312,6 +312,24 @@ async def test_a_call_that_has_to_be_made_is_the_form_of_the_answer(stage: Stage
     assert not await grammar_of(stage, tools=TOOLS)
 
 
+async def test_a_text_that_is_held_to_json_may_be_calls_instead(stage: Stage) -> None:
+    match = Acceptor(stage.tokenizer, "<|im_end|>")
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+    either = await grammar_of(stage, tools=TOOLS, response_format=form)
+    none = await grammar_of(stage, tools=TOOLS, response_format=form, tool_choice="none")
+    for text, accepting in (
+        ('{"a": 1}', (True, True)),
+        (SECOND_CALL, (True, False)),
+        ('{"b": 1}', (False, False)),
+        ("Hi.", (False, False)),
+    ):
+        assert tuple(match.accepts(one, text) for one in (either, none)) == accepting, text
+    wrong = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nothing"}}}
+    refused = await stage.chat(tools=TOOLS, response_format=wrong)
+    assert refused.json()["error"]["param"].startswith("response_format.json_schema.schema")
+
+
 async def test_a_form_of_the_client_is_content_where_the_prompt_opens_reasoning(
     stage: Stage,
 ) -> None:

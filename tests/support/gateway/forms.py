@@ -21,8 +21,13 @@ def compile_form(
     whitespace: str | None = None,
     with_space: bool = False,
     added_tokens: Mapping[str, int] | None = None,
+    calls: Any = None,
 ) -> str:
-    """The grammar. Raises FormError."""
+    """The grammar. `calls`: what stands in a structural tag's `format`. Raises FormError."""
+    instead = None
+    if calls is not None:
+        written = json.dumps({"format": calls}).encode()
+        instead = {"json": written, "closed": True, "lenient": True, "whitespace": None}
     return compiled(
         {
             "kind": kind,
@@ -30,6 +35,7 @@ def compile_form(
             "closed": closed,
             "lenient": lenient,
             "whitespace": whitespace,
+            "calls": instead,
             "with_space": with_space,
             "added_tokens": added_tokens or {},
         }

@@ -16,8 +16,9 @@ from shared.output_format.grammar import (
     behind_reasoning,
     bounded_reasoning,
     calls_form,
+    has_grammar,
 )
-from shared.output_format.table import ReasoningFormat
+from shared.output_format.table import OutputFormat, ReasoningFormat
 from tessera.common.v1.sampling_pb2 import SamplingParams
 from tessera.scheduler.v1.queue_pb2 import MessageFormat, ReplyKind
 
@@ -59,9 +60,11 @@ def divided(
     )
     most = read_budget(request, options, reasoning, model, budget_field)
     if not tools.demanded or calls is None:
-        if most is None or reasoning is None:
-            return request
-        return _bounded(request, reasoning, most, budget_field)
+        if most is not None and reasoning is not None:
+            return _bounded(request, reasoning, most, budget_field)
+        if calls is not None and has_grammar(calls):
+            return _or_calls(request, calls, tools, single=single_call)
+        return request
     if request.constraint is not None and not request.constraint.field.startswith(_OF_TEXT):
         field = request.constraint.field
         raise InvalidRequest(
@@ -78,6 +81,17 @@ def divided(
         _constraint(behind_reasoning(form, reasoning, in_reasoning=False, most=most), tools),
         _constraint(behind_reasoning(form, reasoning, in_reasoning=True, most=most), tools),
     )
+
+
+def _or_calls(
+    request: ValidRequest, calls: OutputFormat, tools: Tools, *, single: bool
+) -> ValidRequest:
+    """The same; where its text is held to JSON the answer may be calls instead."""
+    of_text = request.constraint
+    if of_text is None or of_text.kind != "json" or not of_text.field.startswith(_OF_TEXT):
+        return request
+    form = calls_form(calls, json.loads(tools.schemas_json), single=single)
+    return replace(request, constraint=replace(of_text, calls=_constraint(form, tools)))
 
 
 def _bounded(

@@ -13,8 +13,7 @@ def compiled(job: dict[str, Any]) -> str:
     value, kind = _loads(job["json"]), job["kind"]
     if kind in ("json", "structural_tag") and isinstance(value, str):
         value = _loads(value)
-    style = SchemaStyle(job["closed"], job["lenient"], job["whitespace"])
-    parts = Parts(job["added_tokens"], style)
+    parts = Parts(job["added_tokens"], _style(job))
     if kind == "json":
         parts.start = parts.json_schema(value)
     elif kind == "regex":
@@ -27,7 +26,23 @@ def compiled(job: dict[str, Any]) -> str:
         parts.start = parts.grammar(value)
     else:
         parts.start = structural_tag(parts, value)
+    if job["calls"]:
+        parts.start = f"({parts.start}) | ({_calls(parts, job['calls'])})"
     return parts.written(with_space=job["with_space"])
+
+
+def _calls(parts: Parts, job: dict[str, Any]) -> str:
+    """The rule of calls that an answer may be instead."""
+    parts.style = _style(job)
+    try:
+        return structural_tag(parts, _loads(job["json"]))
+    except FormError as error:
+        error.is_of_calls = True
+        raise
+
+
+def _style(job: dict[str, Any]) -> SchemaStyle:
+    return SchemaStyle(job["closed"], job["lenient"], job["whitespace"])
 
 
 def _loads(text: str | bytes) -> Any:

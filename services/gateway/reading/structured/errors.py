@@ -2,12 +2,14 @@
 
 
 class FormError(Exception):
-    """`at` is the place within the form's own JSON, as ".properties.tags"; empty for the whole."""
+    """`at` is the place within the form's own JSON, as ".properties.tags"; empty for the whole. `is_of_calls`: the form
+    is that of calls which the answer may be instead."""
 
     def __init__(self, message: str, at: str = "", reason: str = "INVALID_GRAMMAR") -> None:
         super().__init__(message)
         self.at = at
         self.reason = reason
+        self.is_of_calls = False
 
 
 def unsupported(message: str, at: str = "") -> FormError:

@@ -42,6 +42,7 @@ class _Compiled:
     reason: str = ""
     at: str = ""
     message: str = ""
+    is_of_calls: bool = False
     until: float = math.inf  # not known after this time
 
 
@@ -150,14 +151,14 @@ class Grammars:
             del self._flights[key]
 
     def _job(self, constraint: Constraint) -> dict[str, Any]:
+        calls = constraint.calls
+        has_tags = constraint.kind == "structural_tag" or calls is not None
         return {
             "kind": constraint.kind,
-            "json": constraint.json,
-            "closed": constraint.closed,
-            "lenient": constraint.lenient,
-            "whitespace": constraint.whitespace,
+            **_form(constraint),
+            "calls": None if calls is None else _form(calls),
             "with_space": self._with_space,
-            "added_tokens": self._added_tokens() if constraint.kind == "structural_tag" else {},
+            "added_tokens": self._added_tokens() if has_tags else {},
         }
 
     def _added_tokens(self) -> dict[str, int]:
@@ -187,7 +188,11 @@ class Grammars:
         if len(grammar.encode()) > LONGEST:
             return _too_complex(f"makes a grammar of more than {LONGEST >> 10} KiB: ask for less")
         return _Compiled(
-            grammar, answer.get("reason", ""), answer.get("at", ""), answer.get("message", "")
+            grammar,
+            answer.get("reason", ""),
+            answer.get("at", ""),
+            answer.get("message", ""),
+            answer.get("is_of_calls", False),
         )
 
 
@@ -199,6 +204,16 @@ def _size(compiled: _Compiled) -> int:
     return len(compiled.grammar) + len(compiled.message) + len(compiled.at) + _ENTRY_BYTES
 
 
+def _form(constraint: Constraint) -> dict[str, Any]:
+    return {
+        "json": constraint.json,
+        "closed": constraint.closed,
+        "lenient": constraint.lenient,
+        "whitespace": constraint.whitespace,
+    }
+
+
 def _refusal(constraint: Constraint, found: _Compiled) -> ServingError:
-    field = constraint.field + found.at
+    of_calls = constraint.calls if found.is_of_calls else None
+    field = (of_calls or constraint).field + found.at
     return InvalidRequest(found.reason, f"{field}: {found.message}", field=field)

@@ -9,6 +9,8 @@ import pytest
 from jsonschema import Draft202012Validator
 from tokenizers import Tokenizer
 
+from shared.output_format.grammar import calls_form
+from shared.output_format.table import FORMATS
 from tests.support.gateway.forms import Acceptor, compile_form
 from tests.support.tokenizers import byte_level_tokenizer, sentencepiece_like_tokenizer, token_id
 
@@ -261,3 +263,16 @@ def test_tokens_that_begin_with_a_space_may_begin_an_answer_where_it_is_not_show
         assert accepts(with_space, text)  # the tokenizer puts one before it
         without = compile_form(kind, value)  # type: ignore[arg-type]
         assert not accepts(without, text)
+
+
+def test_an_answer_is_json_or_calls() -> None:
+    calls = calls_form(
+        FORMATS["hermes"], {"look": {"type": "object", "properties": {}}}, single=True
+    )
+    grammar = compile_form("json", INVOICE, calls=calls)
+    good = json.dumps({"name": "a", "lines": [{"price": 1}]})
+    call = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
+    assert MATCH.accepts(grammar, good)
+    assert MATCH.accepts(grammar, call)
+    for wrong in ("{}", call + good, good + call, call.replace("look", "hear"), "Hello"):
+        assert not MATCH.accepts(grammar, wrong), wrong
