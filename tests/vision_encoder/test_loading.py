@@ -60,7 +60,7 @@ def coded(name: str) -> Callable[[Tensors], Tensors]:
         (
             coded("vision_tower.encoder.layers.1.self_attn.v_proj"),
             "layers.1.self_attn.v_proj.qweight, vision_tower.encoder.layers.1.self_attn.v_proj.scales"
-            " in the place of a weight: quantized",
+            " in the place of a weight: codes",
         ),
         (
             lambda t: {**t, "multi_modal_projector.linear_2.weight": torch.ones(64, 64).char()},

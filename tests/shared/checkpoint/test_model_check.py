@@ -100,8 +100,11 @@ LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 5\n"
         (config(architectures=None), 'has no "architectures"'),
         (config(architectures=["NovelForCausalLM"]), "NovelForCausalLM cannot be served; these"),
         (config(True, model_type="novel"), "has the text model 'novel'"),
-        (config(quantization_config={"quant_method": "gptq"}), "gptq: quantized checkpoints"),
-        (config(True, compression_config={"a": 1}), "quantized checkpoints are not"),
+        (
+            config(quantization_config={"quant_method": "gptq"}),
+            "gptq: bits is None and may be 4 or 8",
+        ),
+        (config(True, compression_config={"a": 1}), "of quantized checkpoints those"),
         (config(True, hidden_act="novel"), "hidden_act 'novel'"),
         (config(True, num_key_value_heads=3), "do not divide"),
         (config(True, rope_parameters={"rope_type": "novel"}), "rope_type 'novel'; there are"),
