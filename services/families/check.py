@@ -6,7 +6,7 @@ from enum import Flag, auto
 from pathlib import Path
 
 from services.families import generic, registry
-from services.families.family import is_generic
+from services.families.family import GENERIC_ENCODER, is_generic
 from shared.bounded_file import OutOfBounds, require_bounded
 from shared.checkpoint.files import (
     read_json,
@@ -64,6 +64,8 @@ def require_servable(
         decoder = registry.find_decoder(checkpoint, backend)
         generic_code = is_generic(decoder.decoder)
         by = ModelBackend.TRANSFORMERS if generic_code else ModelBackend.NATIVE
+        if record.takes_media and record.encoder == GENERIC_ENCODER:
+            by = ModelBackend.TRANSFORMERS  # its class would be built as the configuration says
         refuse_quantization(checkpoint, by)
         sizes = registry.text_sizes(checkpoint, backend)
         if decoder is generic.GENERIC and trust_remote_code is not None:

@@ -64,7 +64,7 @@ def coded(name: str) -> Callable[[Tensors], Tensors]:
         ),
         (
             lambda t: {**t, "multi_modal_projector.linear_2.weight": torch.ones(64, 64).char()},
-            "multi_modal_projector.linear_2.weight in I8: quantized",
+            "multi_modal_projector.linear_2.weight in I8: codes",
         ),
     ],
 )

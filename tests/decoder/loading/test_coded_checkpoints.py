@@ -130,7 +130,7 @@ def replaced(part: str, value: Tensor) -> Callable[[dict[str, Tensor]], None]:
             {"modules_to_not_convert": ["k_proj"]},
             r"k_proj\.qweight cannot be used: config\.json says that it is not quantized",
         ),
-        (WAYS[2], lambda tensors: None, {"group_size": 48}, "do not divide into groups of 48"),
+        (WAYS[2], lambda tensors: None, {"group_size": 40}, "do not divide into groups of 40"),
     ],
 )
 def test_tensors_that_make_no_weight_are_refused_by_their_names(

@@ -135,7 +135,8 @@ def write_coded(folder: Path, dense: Path, how: Coded) -> Mapping[str, Layer]:
     coded, layers = dict(tensors), {}
     for seed, name in enumerate(sorted(tensors)):
         if found := _LAYERS.fullmatch(name):
-            layer = Layer.draw(how, *tensors[name].shape, seed)
+            out, inputs = tensors[name].shape
+            layer = Layer.draw(how, out, inputs, seed)
             layers[found[1]], tensors[name] = layer, layer.dense().float()
             del coded[name]
             coded |= {f"{found[1]}.{part}": value for part, value in layer.stored(how).items()}
