@@ -10,6 +10,7 @@ VENV   ?= .venv
 MODEL  ?=
 PORT   ?= 8000
 ARGS   ?=
+NPUS   ?= 1
 # How many tests run at once. They wait for servers and for time: two more than cores keep the cores at work.
 JOBS   ?= $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 6 ? cores + 2 : 8)))
 TORCH_INDEX ?=
@@ -24,12 +25,13 @@ PIP_INSTALL = $(BIN)/python -m pip install --constraint constraints.txt \
 	$(if $(TORCH_INDEX),--extra-index-url '$(TORCH_INDEX)')
 PROTOS    := $(shell find protos -name '*.proto')
 COMPOSE   := docker compose
+ON_NPU    := $(BIN)/python -m tests.ascend.environment
 
 .DEFAULT_GOAL := help
-.PHONY: help serve install proto kernels self-test lint types test test-full test-npu bench docker up down clean
+.PHONY: help serve install proto kernels self-test lint types test test-full test-npu test-npu-full simulate-npu bench docker up down clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 serve: $(LIBRARIES) proto kernels ## Serve a model on this machine (MODEL=, PORT=, ARGS=); the demo model unless given
 	@exec $(BIN)/tessera serve $(if $(MODEL),'$(MODEL)') --port $(PORT) $(ARGS)
@@ -89,7 +91,15 @@ test-full: install proto kernels ## Run the tests, also those that cover more of
 	$(BIN)/pytest --numprocesses $(JOBS) --dist loadgroup -m 'not compose' --hypothesis-profile random $(ARGS)
 
 test-npu: install proto ## Run the tests on a simulated Ascend NPU, JOBS= at once (ARGS= goes to pytest); the first time downloads 43 MB
-	@$(BIN)/python -m tests.ascend.environment $(BIN)/pytest tests/ascend --numprocesses $(JOBS) --dist loadfile $(ARGS)
+	@$(ON_NPU) $(BIN)/pytest tests/ascend --numprocesses $(JOBS) --dist worksteal $(ARGS)
+
+test-npu-full: install proto ## All of these tests, then break the code for NPUs in every way that one of them has to notice
+	@$(ON_NPU) $(BIN)/pytest tests/ascend --numprocesses $(JOBS) --dist worksteal -m 'not compose' $(ARGS)
+	@$(ON_NPU) $(BIN)/python -m tests.ascend.breaks
+
+simulate-npu: install proto kernels ## Serve a model on simulated Ascend NPUs (NPUS=, MODEL=, PORT=, ARGS=)
+	@exec $(BIN)/python -m tests.ascend.simulated --devices $(NPUS) \
+		$(BIN)/tessera serve $(if $(MODEL),'$(MODEL)') --device npu --port $(PORT) $(ARGS)
 
 bench: install proto kernels ## Measure (ARGS= goes to the benchmark)
 	$(BIN)/python -m benchmarks $(ARGS)

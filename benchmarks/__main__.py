@@ -20,6 +20,7 @@ MEASUREMENTS = {
     },
     "benchmarks.kernels": {
         "linear": "linear layers by every instruction set of this machine, beside torch",
+        "quantized": "linear layers over codes of 8 and 4 bits, beside the same ones in bfloat16",
         "attention": "attention by every instruction set of this machine",
         "step": "a step of the decoder alone, with and without what makes it fast",
         "roofline": "projected milliseconds of a step on Ascend NPUs, from bytes and operations",

@@ -78,3 +78,12 @@ def seconds_of(run: Callable[[], object], synchronize: Callable[[], object]) -> 
         run()
     synchronize()
     return max(1e-9, (time.perf_counter() - began) / _REPEATS)
+
+
+def read_result(line: str) -> Result | None:
+    """The opposite of `Result.to_json`; None for a line of something else."""
+    try:
+        values = json.loads(line)
+        return Result(**values)
+    except (ValueError, TypeError):
+        return None

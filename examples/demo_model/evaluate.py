@@ -146,18 +146,22 @@ def evaluate(
     dtype: torch.dtype = torch.float32,
     sources: tuple[str, ...] = ("ours", "other"),
     show: int = 0,
+    device: str = "cpu",
+    batch_size: int = 32,
 ) -> dict[tuple[str, str, str], tuple[int, int]]:
     """(right, asked) by source, kind and language."""
     load_processor: Any = AutoProcessor.from_pretrained
     processor = load_processor(folder)
     model: Any = LlavaForConditionalGeneration.from_pretrained(folder, dtype=dtype)
-    model.eval()
+    model.to(device).eval()
     table: dict[tuple[str, str, str], list[int]] = defaultdict(lambda: [0, 0])
     asked = [case for source in sources for case in cases(source, per_kind, seed)]
     asked.sort(key=lambda c: c.picture is None)
     split = next((i for i, c in enumerate(asked) if c.picture is None), len(asked))
     batches = [
-        part[i : i + 32] for part in (asked[:split], asked[split:]) for i in range(0, len(part), 32)
+        part[i : i + batch_size]
+        for part in (asked[:split], asked[split:])
+        for i in range(0, len(part), batch_size)
     ]
     wrong: list[str] = []
     for batch in tqdm(batches, desc="batches"):
@@ -201,6 +205,8 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--show", type=int, default=0, help="print so many wrong answers")
     parser.add_argument("--source", choices=("ours", "other"), action="append")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--batch", type=int, default=32, help="questions that are answered at once")
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
@@ -212,6 +218,8 @@ def main() -> None:
         getattr(torch, args.dtype),
         tuple(args.source or ("ours", "other")),
         args.show,
+        args.device,
+        args.batch,
     )
     print(report(table))
     print(f"{sum(n for _, n in table.values())} answers in {time.monotonic() - begun:.0f} s")

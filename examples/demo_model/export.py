@@ -75,6 +75,8 @@ def export(
     folder.mkdir(parents=True, exist_ok=True)
     shipped: Any = copy.deepcopy(model)
     shipped.to(torch.bfloat16)
+    for part in (shipped.config.text_config, shipped.config.vision_config):
+        part.dtype = torch.bfloat16  # else that of a folder which the run began with
     defaults: Any = GenerationConfig
     shipped.generation_config = defaults(
         do_sample=False,

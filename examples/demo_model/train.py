@@ -11,6 +11,7 @@ import argparse
 import json
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,15 @@ from examples.demo_model.training.data import (
     SMALL_TALK,
     Background,
     Foreground,
+    Talk,
     picture_batches,
     talk_batches,
 )
 from examples.demo_model.training.heads import Heads
 from examples.demo_model.training.run import Run, scale_at
 from examples.demo_model.training.team import Helper
+
+HEADS_SCALE = 3.0  # of the full rate, where the heads alone learn
 
 
 def start(args: argparse.Namespace) -> Run:
@@ -71,6 +75,12 @@ def main(argv: list[str] | None = None) -> Run:
         default=0,
         help="further pictures in a step of `talk` that are only seen",
     )
+    parser.add_argument(
+        "--heads-first",
+        type=int,
+        default=0,
+        help="steps before, in which the training's own heads alone learn: shipped weights have none",
+    )
     parser.add_argument("--rate", type=float, default=6e-4)
     parser.add_argument("--decay", type=float, default=0.3, help="last part of the budget")
     parser.add_argument("--from", dest="source", help="checkpoint folder to begin with")
@@ -93,6 +103,7 @@ def main(argv: list[str] | None = None) -> Run:
     parser.add_argument("--follow", help="another run's folder, to take the tower from meanwhile")
     parser.add_argument("--compile", action="store_true", help="with torch.compile")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--drawers", type=int, default=1, help="processes that draw pictures")
     parser.add_argument("--helpers", type=int, default=0, help="further processes of one thread")
     parser.add_argument("--foreground", action="store_true", help="draw in this process too")
     parser.add_argument("--seed", type=int, default=0)
@@ -100,7 +111,7 @@ def main(argv: list[str] | None = None) -> Run:
     torch.set_num_threads(args.threads)
     run = start(args)
     seed = args.seed * 1_000_003 + run.step  # fresh pictures after every restart
-    make: Any = Foreground if args.foreground else Background
+    make: Any = Foreground if args.foreground else partial(Background, drawers=args.drawers)
     if args.stage == "see":
         source = make(picture_batches, seed, args.batch, args.easy)
     else:
@@ -119,6 +130,7 @@ def main(argv: list[str] | None = None) -> Run:
         for _ in range(0 if args.foreground else args.helpers)
     ]
     try:
+        _learn_heads(run, source, args.heads_first)
         _loop(run, source, args, helpers)
     finally:
         for helper in helpers:
@@ -130,6 +142,15 @@ def main(argv: list[str] | None = None) -> Run:
 def helper_run(stage: str, vocab_size: int) -> Run:
     """What a helper computes with: weights come from the main process."""
     return Run(build_model(vocab_size), Heads(), None, stage, 0.0)
+
+
+def _learn_heads(run: Run, source: Any, steps: int) -> None:
+    """Else their first gradients, which mean nothing, would spoil a tower that has learnt."""
+    for _ in tqdm(range(steps), desc="heads", disable=not steps, mininterval=5):
+        batch = source.next()
+        pictures = batch.pictures if isinstance(batch, Talk) else batch
+        if pictures is not None:
+            run.learn_heads(pictures, HEADS_SCALE)
 
 
 def _loop(run: Run, source: Any, args: argparse.Namespace, helpers: Sequence[Helper]) -> None:

@@ -46,6 +46,23 @@ class DecoderOptions(ComputeSettings, LoraSettings, ModelLengthSettings, Profile
         description="Code that runs the model's layers: native is this project's; transformers is the model's own"
         " class, over this project's KV cache; auto is native for the families that have it, else transformers.",
     )
+    quantization: Literal[
+        "none",
+        "int8",
+        "int8g128",
+        "int8-fast",
+        "int4",
+        "int4g32",
+        "int4g64",
+        "int4g128",
+        "int4g256",
+    ] = Field(
+        "none",
+        description="How the decoder's linear layers are quantized when they are loaded, on the CPU: int8 has one scale"
+        " for each output, int8g128 one for each 128 inputs; int4 one with a zero point for each 64 inputs, or for as"
+        " many as are named. Activations have 14 bits, and 8 with int8-fast, which has groups of 128 inputs. The output"
+        " matrix always has int8. Layers that a checkpoint has as codes stay as they are.",
+    )
     trust_remote_code: bool = Field(
         False, description="Run model code that the checkpoint brings, where transformers has none."
     )
@@ -65,6 +82,7 @@ class DecoderOptions(ComputeSettings, LoraSettings, ModelLengthSettings, Profile
         None,
         ge=1,
         description="Bytes of KV cache for each decoder, with the state of its layers that keep some for each sequence;"
+        " adapters (--max-loras) and graphs take their memory beside it;"
         " unless given the least of 4 GiB on a CPU (512 MiB for a model"
         " below 100 million parameters), what --gpu-memory-utilization allows, and what --max-num-seqs sequences of"
         " --max-model-len tokens take.",
@@ -86,14 +104,22 @@ class DecoderOptions(ComputeSettings, LoraSettings, ModelLengthSettings, Profile
     npu_forms: str = Field(
         "",
         description="Forms in which an NPU's operators are called, separated by commas: one that is named (TND, TND+1,"
-        " BSND, NZ, NZ-host of attention; reshape_and_cache, scatter_pa, index_put of writing keys; reference) is taken"
-        " untried, one with a minus sign in front never. Unless given each is tried at the first start, in a process of"
-        " its own, and the first that gives what the reference gives is taken.",
+        " BSND, NZ, NZ-host of attention; reshape_and_cache, scatter_pa, index_put of writing keys; grouped,"
+        " grouped_nz, grouped_finalize of experts, gating_softmax of choosing them; weights_nz, see --npu-weights;"
+        " reference) is taken untried, one with a minus sign in front never. Unless given each is tried at the first"
+        " start, in a process of its own, and the first that gives what the reference gives is taken.",
+    )
+    npu_weights: Literal["nd", "nz", "auto"] = Field(
+        "nd",
+        description="How an NPU has the weights of linear layers: nd, in rows; nz, in the tiles that its matrix unit"
+        " reads (FRACTAL_NZ), where a trial of their sizes gives the right products; auto, where these are faster too."
+        " A 310P has tiles.",
     )
     graphs: Literal["off", "on", "auto"] = Field(
-        "off",
+        "auto",
         description="Steps that only generate are captured as graphs at the start and replayed, in place of a call for"
-        " each operation: off, on, or auto, whichever is measured to be faster. On npu alone, but not on a 310P.",
+        " each operation: off; on, where a check at the start finds that they compute the same; auto, where they are"
+        " measured to be faster too. On npu, but not on a 310P, and on cuda where one rank computes.",
     )
 
     @property
@@ -103,6 +129,7 @@ class DecoderOptions(ComputeSettings, LoraSettings, ModelLengthSettings, Profile
             "device": self.device,
             "dtype": self.dtype,
             "backend": self.model_backend,
+            "quantization": self.quantization,
             "trust_remote_code": self.trust_remote_code,
         }
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from services.families import generic, registry
 from services.families.family import GENERIC_ENCODER, is_generic
+from services.families.narrow_attention import require_narrow
+from shared.ascend import is_310p
 from shared.bounded_file import OutOfBounds, require_bounded
 from shared.checkpoint.files import (
     read_json,
@@ -15,11 +17,12 @@ from shared.checkpoint.files import (
     require_weights,
 )
 from shared.checkpoint.folder import Checkpoint
-from shared.devices import require_computable
+from shared.devices import require_computable, resolve_device
 from shared.errors import InvalidRequest
 from shared.model_backends import ModelBackend
 from shared.model_config.decoder import refuse_quantization
 from shared.text.vocabulary_bounds import tokens_outside
+from shared.weights import scheme
 from tessera.common.v1.media_pb2 import Modality
 
 
@@ -41,9 +44,11 @@ def require_servable(
     backend: ModelBackend = ModelBackend.AUTO,
     trust_remote_code: bool | None = None,
     family: str = "",
+    quantization: str = scheme.NONE,
 ) -> Checkpoint:
-    """The checkpoint, if it can be served on `device` in `dtype` by the code of `backend`, as `family`
-    where that is given. `trust_remote_code` is None for services that do not run that code.
+    """The checkpoint, if it can be served on `device` in `dtype` by the code of `backend`, as `family` where that is
+    given, its decoder quantized when it is loaded as `quantization` says. `trust_remote_code` is None for services that
+    do not run that code.
 
     Raises InvalidRequest with the first reason why not: a folder that is none, an architecture or an option of
     config.json that is not known, a missing or unfinished file among `parts`, a device that is not there.
@@ -67,6 +72,8 @@ def require_servable(
         if record.takes_media and record.encoder == GENERIC_ENCODER:
             by = ModelBackend.TRANSFORMERS  # its class would be built as the configuration says
         refuse_quantization(checkpoint, by)
+        if generic_code:
+            scheme.refuse_for_transformers(quantization, checkpoint.kind)
         sizes = registry.text_sizes(checkpoint, backend)
         if decoder is generic.GENERIC and trust_remote_code is not None:
             generic.require_trusted(checkpoint, trust_remote_code)
@@ -80,7 +87,19 @@ def require_servable(
     if Parts.WEIGHTS in parts:
         require_weights(folder)
         require_computable(device, dtype)
+        _require_device(checkpoint, resolve_device(device), quantization)
     return checkpoint
+
+
+def _require_device(checkpoint: Checkpoint, device: str, quantization: str) -> None:
+    """Raises InvalidRequest for what only some devices compute."""
+    if quantization != scheme.NONE and device != "cpu":
+        raise scheme.refused(
+            quantization, f"it is for the CPU, and not for {device}; leave the flag away"
+        )
+    if device == "npu" and is_310p():
+        with understood(checkpoint.folder):
+            require_narrow(checkpoint)
 
 
 def _require_vocabulary(checkpoint: Checkpoint, size: int) -> None:

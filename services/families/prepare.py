@@ -12,6 +12,7 @@ from shared.devices import require_computable
 from shared.errors import InvalidRequest, NotFound, ServingError
 from shared.model_backends import ModelBackend
 from shared.settings import ServiceSettings, hub_name
+from shared.weights import scheme
 
 log = structlog.get_logger(__name__)
 
@@ -26,6 +27,7 @@ def prepare_model(
     dtype: str = "auto",
     backend: ModelBackend = ModelBackend.AUTO,
     trust_remote_code: bool | None = None,
+    quantization: str = scheme.NONE,
 ) -> S:
     """The settings with the folder of a model that can be served.
 
@@ -50,6 +52,7 @@ def prepare_model(
             backend=backend,
             trust_remote_code=trust_remote_code,
             family=settings.family,
+            quantization=quantization,
         )
     except ServingError as error:
         log.error("cannot go on", reason=error.reason, error=error.message)

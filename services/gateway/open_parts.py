@@ -29,6 +29,7 @@ from services.gateway.http.exchange import BodyLimits
 from services.gateway.http.inner_calls import InnerCalls
 from services.gateway.lasting_work import LastingWork
 from services.gateway.model.adapter_loading import AdapterLimits, AdapterLoading
+from services.gateway.model.served_adapters import ServedAdapters
 from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.structured.grammars import Grammars
 from services.gateway.settings import GatewaySettings
@@ -38,6 +39,7 @@ from services.gateway.telemetry.reporter import Reporter
 from services.gateway.telemetry.served_parts import ServedParts
 from services.gateway.timings import Timings
 from shared.errors import Precondition
+from shared.lora.adapter_file import ADAPTER_FILE
 from shared.lora.modules import open_modules
 from shared.queue import Queue, TokenChannel
 from shared.queue.adapters import AdapterDirectory, AdapterRegistry
@@ -58,8 +60,15 @@ def message_limit(settings: GatewaySettings) -> int:
 
 def load_model(settings: GatewaySettings) -> ServedModel:
     """The model; takes a second or more. Raises NotFound, InvalidRequest or Precondition, naming the file."""
-    opened = open_modules(settings.lora_modules, settings.model_name, settings.max_lora_rank)
-    adapters = {name: adapter.lora_id for name, adapter in opened.items()}  # reads their files
+    opened = open_modules(
+        settings.lora_modules,
+        settings.model_name,
+        settings.max_lora_rank,
+        settings.model,
+        settings.lora_adapter_id,
+    )
+    digests = {name: adapter.lora_id for name, adapter in opened.adapters.items()}  # reads files
+    adapters = ServedAdapters({**digests, **dict.fromkeys(opened.own, "")}, opened.default)
     model = ServedModel.load(
         settings.model,
         settings.model_name,
@@ -75,10 +84,11 @@ def load_model(settings: GatewaySettings) -> ServedModel:
         task=settings.task,
         pooling=settings.pooling,
     )
-    if (adapters or settings.allowed_adapter_dir) and model.pooled is not None:
+    if (digests or settings.allowed_adapter_dir) and model.pooled is not None:
         raise Precondition(
             "UNSUPPORTED_ADAPTER",
-            "--lora-modules, --allowed-adapter-dir: a model served for vectors or scores takes no adapters",
+            f"--lora-modules, {ADAPTER_FILE}, --allowed-adapter-dir: a model served for vectors or scores takes no"
+            " adapters",
         )
     return model
 

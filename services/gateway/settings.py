@@ -30,6 +30,11 @@ class GatewayOptions(ChatTemplateSettings, LoraSettings, ModelLengthSettings):
         description=f"How the model marks what it thinks before it answers: auto, none, or one of"
         f" {', '.join(REASONING)}.",
     )
+    lora_adapter_id: str = Field(
+        "",
+        description="Name of the adapter that answers where a request names the model itself: of --lora-modules, or of"
+        " lora_adapter.json in the model's folder; base is none. The only one of that file unless given.",
+    )
     task: Literal["auto", "generate", "embed", "classify", "score"] = Field(
         "auto",
         description="What the model is served for: auto (what its files show), generate (text), embed (vectors),"

@@ -29,7 +29,13 @@ def with_model_folder(settings: ServeSettings) -> ServeSettings:
         settings = settings.model_copy(update=changes)
     checkpoint = require_servable(settings.model, family=settings.family, **settings.computation)
     require_divisible(settings, checkpoint)
-    open_modules(settings.lora_modules, settings.model_name, settings.max_lora_rank)
+    open_modules(
+        settings.lora_modules,
+        settings.model_name,
+        settings.max_lora_rank,
+        settings.model,
+        settings.lora_adapter_id,
+    )
     template = settings.chat_template
     if template is not None and not template.is_file():
         raise InvalidRequest(

@@ -74,6 +74,28 @@ class Client:
                 failure = str(error)
         raise GaveUp(failure)
 
+    async def post(self, path: str, body: Mapping[str, Any]) -> bytes:
+        """The reply to what may be sent twice, and is, while no gateway can answer. Raises ClientError."""
+        content = json.dumps(body).encode()
+        until, failures = time.monotonic() + self.patience_s, 0
+        while True:
+            server = self.server()
+            pieces: list[bytes] = []
+            try:
+                await server.request("POST", path, content, pieces.append)
+                return b"".join(pieces)
+            except HttpRefusal as error:
+                if error.status not in (*_BUSY, _BAD_GATEWAY):
+                    raise Refused(error.status, error.reason) from None
+                failure = str(error)
+            except HttpError as error:
+                failure = str(error)
+            if time.monotonic() > until:
+                raise GaveUp(failure)
+            self.avoid(server)
+            failures += 1
+            await asyncio.sleep(_BACKOFF.pause_s(failures))
+
     async def stream(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[Event, None]:
         """The events of a streamed completion, each once, over as many connections as it takes.
 

@@ -4,7 +4,7 @@ import ctypes
 import functools
 import os
 import threading
-from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_uint8, c_void_p
 
 import structlog
 
@@ -39,6 +39,24 @@ class Linear(Structure):
         ("outputs", c_int64),
         ("epilogue", c_int32),
         ("result", c_int32),
+        ("quantized", c_void_p),
+    )
+
+
+class Quantized(Structure):
+    """See `quantized_linear.h`."""
+
+    _fields_ = (
+        ("scales", c_void_p),
+        ("minima", c_void_p),
+        ("zeros", c_void_p),
+        ("order", c_void_p),
+        ("group", c_int64),
+        ("format", c_int32),
+        ("scale_type", c_int32),
+        ("digits", c_int32),
+        ("zero", c_int32),
+        ("table", c_uint8 * 16),
     )
 
 
@@ -182,6 +200,10 @@ class Kernels:
         self.pack = _declare(
             library.tessera_pack, c_int, c_void_p, c_int64, c_int64, c_int, c_void_p
         )
+        self.pack_codes = _declare(
+            library.tessera_pack_codes,
+            c_void_p, c_int64, c_int64, c_int, c_int64, c_int, c_void_p,
+        )  # fmt: skip
         self.linear = _declare(
             library.tessera_linear,
             c_int, POINTER(Linear), c_void_p, c_void_p, c_int64, c_int64, c_int64,

@@ -1,7 +1,7 @@
 """Linear layers over weights that were packed once, for whoever computes on a CPU."""
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ TYPES = {torch.float32: 0, torch.bfloat16: 1}
 @dataclass(frozen=True)
 class PackedLinear:
     """`panels`: the weight; `bias`: float32, one for each of the panels' columns; `call`: what the
-    kernels get; `views`: the same for each kind of result."""
+    kernels get; `views`: the same for each kind of result; `kept`: what it points to besides."""
 
     panels: Tensor
     bias: Tensor | None
@@ -26,6 +26,17 @@ class PackedLinear:
     outputs: int
     call: binding.Linear
     views: "tuple[ctypes._CArgObject, ...]"
+    kept: tuple[object, ...] = ()
+
+    def keeping(self, *kept: object) -> "PackedLinear":
+        """The same, which keeps these too."""
+        return replace(self, kept=(*self.kept, *kept))
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes."""
+        tensors = (self.panels, self.bias, *self.kept)
+        return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, Tensor))
 
 
 def pack(
@@ -41,21 +52,41 @@ def pack(
     whole = inputs + (inputs & kind)  # bfloat16 goes in pairs
     if whole != inputs:
         rows = torch.nn.functional.pad(rows, (0, 1))
-    width = kernels.lanes if epilogue == binding.SWIGLU else kernels.panel
-    panels = -(-outputs // width)
+    panels = count_panels(kernels, outputs, epilogue)
     steps = -(-whole // kernels.step) * kernels.step if kind else whole
     memory = zeros_in_huge_pages((panels, steps * kernels.panel), weight.dtype, touch=False)
     kernels.pack(kind, rows.data_ptr(), outputs, whole, epilogue, memory.data_ptr())
+    packed = make_packed(kernels, memory, bias, whole, outputs, epilogue)
+    return replace(packed, inputs=inputs)
+
+
+def count_panels(kernels: Kernels, outputs: int, epilogue: int) -> int:
+    """Panels of a layer with so many outputs, for SWIGLU gated ones."""
+    width = kernels.lanes if epilogue == binding.SWIGLU else kernels.panel
+    return -(-outputs // width)
+
+
+def make_packed(
+    kernels: Kernels,
+    memory: Tensor,
+    bias: Tensor | None,
+    inputs: int,
+    outputs: int,
+    epilogue: int,
+    quantized: binding.Quantized | None = None,
+) -> PackedLinear:
+    """The layer whose weight the panels in `memory` are; quantized: what codes in them mean, for the caller to keep."""
     padded = None
     if bias is not None:
-        padded = _pack_bias(kernels, bias.float(), epilogue, outputs, panels)
+        padded = arrange(kernels, bias.float()[:, None], epilogue, outputs).flatten()
     layer = binding.Linear(
         memory.data_ptr(),
         None if padded is None else padded.data_ptr(),
-        whole,
+        inputs,
         outputs,
         epilogue,
         binding.SAME,
+        None if quantized is None else ctypes.addressof(quantized),
     )
     views = [layer]
     for result in (binding.WIDE, binding.LARGEST):
@@ -113,13 +144,11 @@ def adapted_linear(
     return out
 
 
-def _pack_bias(kernels: Kernels, bias: Tensor, epilogue: int, outputs: int, panels: int) -> Tensor:
-    """One number for each column of the panels."""
-    if epilogue != binding.SWIGLU:
-        padded = torch.zeros(panels * kernels.panel)
-        padded[:outputs] = bias
-        return padded
-    halves = torch.zeros(2, panels * kernels.lanes)
-    halves[:, :outputs] = bias.view(2, outputs)
-    split = halves.view(2, panels, kernels.lanes)
-    return split.transpose(0, 1).reshape(-1).contiguous()
+def arrange(kernels: Kernels, values: Tensor, epilogue: int, outputs: int) -> Tensor:
+    """Of values [rows of a weight, n] those of each panel's columns: [panels, n, panel], zeros for padding."""
+    halves = 2 if epilogue == binding.SWIGLU else 1
+    panels, count = count_panels(kernels, outputs, epilogue), values.shape[1]
+    padded = values.new_zeros((halves, panels * kernels.panel // halves, count))
+    padded[:, :outputs] = values.view(halves, outputs, count)
+    split = padded.view(halves, panels, -1, count)
+    return split.permute(1, 3, 0, 2).reshape(panels, count, kernels.panel).contiguous()

@@ -7,7 +7,11 @@ from typing import Any, ClassVar
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 from shared.model_backends import ModelBackend
-from shared.model_config.quantization import quantization_said, read_stored_codes
+from shared.model_config.quantization import (
+    quantization_of_encoder,
+    quantization_said,
+    read_stored_codes,
+)
 from shared.model_config.rope import RopeConfig
 from shared.text.cutting import cut
 
@@ -127,6 +131,8 @@ def read_whole(checkpoint: Checkpoint, key: str, value: Any) -> int:
 def refuse_quantization(checkpoint: Checkpoint, by: ModelBackend) -> None:
     """Raises InvalidRequest for a checkpoint whose weights are quantized in a way that is not read where the code of
     `by`, a decoder of ours or transformers, runs the layers."""
+    if key := quantization_of_encoder(checkpoint):
+        raise _refuse(checkpoint, f"vision_config has {key}: encoders are read as numbers alone")
     if by is ModelBackend.NATIVE:
         read_stored_codes(checkpoint)
         return

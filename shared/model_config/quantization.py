@@ -51,6 +51,12 @@ def quantization_said(checkpoint: Checkpoint) -> tuple[str, Any] | None:
     return None
 
 
+def quantization_of_encoder(checkpoint: Checkpoint) -> str | None:
+    """The key by which the vision part of `config.json` says that its own weights are quantized, if it does."""
+    vision = checkpoint.vision_config or {}
+    return next((key for key in _KEYS if vision.get(key)), None)
+
+
 def read_stored_codes(checkpoint: Checkpoint) -> StoredCodes | None:
     """None for a checkpoint that is not quantized. Raises InvalidRequest, naming the field, for codes that are not
     read by decoders of ours."""

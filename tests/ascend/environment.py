@@ -6,19 +6,27 @@ build/npu and building the runtime. It says so and does nothing where there is n
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
+from shared.ascend import ENVIRONMENT
+from shared.child_process.die_with_parent import die_with_parent
+from tests.ascend.prepared import ADDRESS
 from tests.ascend.runtime.build import LIBRARIES, ROOT, WHEEL, build
 
-TORCH_NPU = "2.13.0"
+TORCH_NPU = os.environ.get("TESSERA_TEST_TORCH_NPU") or "2.13.0"
 _SITE = Path(__file__).parent / "site"
 # Of the sizes of real devices, what the memory of a machine with tests bears.
 _HBM_SHARE = 16
 _GIB = 1 << 30
+_OF_SERVICES = ("TORCH_DEVICE_BACKEND_AUTOLOAD", "PYTORCH_NPU_ALLOC_CONF")
 _HBM = {"910B4": 32 * _GIB, "910B3": 64 * _GIB, "310P3": 24 * _GIB}
+CHIPS = tuple(_HBM)
 
 
 def npu_environment(
@@ -34,11 +42,12 @@ def npu_environment(
 
     `hbm_bytes` is their memory, a sixteenth of the real one unless given; in the folder `reports` each process keeps
     its counters (`simulator.runtime.report_of`). With `sanitize` torch_npu's own sanitizer raises where
-    streams use one tensor in no order.
+    streams use one tensor in no order, in place of the runtime (`runtime/order.cpp`).
     """
     set_here = {
-        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",  # services import torch_npu themselves, when they are to use it
-        "TASK_QUEUE_ENABLE": "0",  # its thread and kernels in Python wait for each other
+        # As services have it: torch_npu's allocator with segments that grow, and a thread of its own that submits.
+        **{name: ENVIRONMENT[name] for name in _OF_SERVICES},
+        "TASK_QUEUE_ENABLE": "1",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         "LD_LIBRARY_PATH": _joined(LIBRARIES, base.get("LD_LIBRARY_PATH")),
         "PYTHONPATH": _joined(_SITE, WHEEL.parent, ROOT, ROOT / "protos", base.get("PYTHONPATH")),
@@ -49,7 +58,7 @@ def npu_environment(
         "FAKE_NPU_BYTES": str(_HBM[npu] // _HBM_SHARE if hbm_bytes is None else hbm_bytes),
     }
     if sanitize:
-        set_here["TORCH_NPU_SANITIZER"] = "1"
+        set_here |= {"TORCH_NPU_SANITIZER": "1", "FAKE_NPU_ORDER": "0"}
     if reports is not None:
         set_here["FAKE_NPU_REPORTS"] = str(reports)
     return {**base, **set_here}
@@ -83,13 +92,35 @@ def prepare() -> str:
     return ""
 
 
+@contextmanager
+def prepared() -> Iterator[dict[str, str]]:
+    """The environment, while a process is there that forks for each program that a test runs (`prepared.py`)."""
+    with tempfile.TemporaryDirectory(prefix="npu-", dir="/tmp") as folder:
+        address = Path(folder) / "socket"
+        environment = {**npu_environment(), ADDRESS: str(address)}
+        # One thread: a process that has several cannot be forked.
+        single = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        server = subprocess.Popen(
+            [sys.executable, "-m", "tests.ascend.prepared", str(address)],
+            env={**environment, **single},
+            start_new_session=True,
+            preexec_fn=die_with_parent(),
+        )
+        try:
+            yield environment
+        finally:
+            os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
+
+
 def main(command: list[str]) -> int:
     """Runs the command; 0 if it was left out."""
     problem = prepare()
     if problem:
         print(f"Tests on the simulated NPU are left out: {problem}.", file=sys.stderr)
         return 1 if os.environ.get("CI") == "true" else 0
-    return subprocess.run(command, env=npu_environment()).returncode
+    with prepared() as environment:
+        return subprocess.run(command, env=environment).returncode
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ OPERATORS = frozenset(
         "npu_moe_finalize_routing",
         "npu_moe_gating_top_k_softmax",
         "npu_moe_init_routing_v2",
+        "npu_moe_token_unpermute",
         "npu_mrope",
         "npu_prompt_flash_attention",
         "npu_quant_matmul",
@@ -104,7 +105,7 @@ def mangled(library: bytes) -> dict[bytes, bytes]:
 
 def main(wheels: list[str]) -> None:
     """Writes the file."""
-    opened = {re.search(r"-(\d[\d.]*)[-.]", Path(path).name): ZipFile(path) for path in wheels}
+    opened = {re.search(r"-(\d[^-]*)-", Path(path).name): ZipFile(path) for path in wheels}
     newest = list(opened.values())[-1]
     atb = atb_signatures(newest.read(_HEADER).decode())
     known = mangled(newest.read(_ATB_LIBRARY))

@@ -23,10 +23,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
+@pytest.mark.full
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
-    "step_tokens",
-    [pytest.param(2048, id="whole", marks=pytest.mark.full), pytest.param(64, id="in pieces")],
+    "step_tokens", [pytest.param(2048, id="whole"), pytest.param(64, id="in pieces")]
 )
 def test_answers_are_those_of_the_reference(folder: Path, step_tokens: int) -> None:
     chats = [messages(number) for number in range(len(SIZES))]

@@ -71,6 +71,9 @@ def test_a_service_that_computes_gets_the_device_and_its_driver(name: str) -> No
         assert mounts[driver]["target"] == driver
     assert {"artifacts", "secrets"} < mounts.keys()  # those of compose.yaml stay
     assert mounts["npu-kernels"]["target"] == service["environment"]["ASCEND_CACHE_PATH"]
+    assert service["environment"]["XDG_CACHE_HOME"].startswith(
+        f"{mounts['npu-kernels']['target']}/"
+    )
     assert mounts["npu-leases"]["target"] == service["environment"]["TESSERA_NPU_LEASE_DIR"]
     assert service["shm_size"] == str(1 << 30)
     assert service["build"]["dockerfile"] == "Dockerfile.ascend"
@@ -105,11 +108,12 @@ def test_what_is_no_list_of_devices_is_refused(listed: str) -> None:
     assert f"'{listed}' is no list of devices" in done.stderr
 
 
-def test_ranks_graphs_reserve_and_variables_of_hccl_are_passed_on() -> None:
+def test_flags_of_the_decoder_and_variables_of_hccl_are_passed_on() -> None:
     given = {
         "TESSERA_TENSOR_PARALLEL_SIZE": "4",
         "TESSERA_GRAPHS": "auto",
         "TESSERA_NPU_RESERVED_MEMORY": "3000000000",
+        "TESSERA_NPU_FORMS": "-TND",
         "HCCL_BUFFSIZE": "512",
     }
     environment = services(**given)["decoder"]["environment"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,14 @@ from examples.demo_model.model import (
 from examples.demo_model.pictures.drawing import draw
 from examples.demo_model.questions import WEIGHTS, ask
 from examples.demo_model.tokenizer import CHAT_TEMPLATE, load_tokenizer
-from examples.demo_model.training.data import REPORTED, Speaker, row_mask, talk_batches
+from examples.demo_model.training.data import (
+    BETWEEN_DRAWERS,
+    REPORTED,
+    Background,
+    Speaker,
+    row_mask,
+    talk_batches,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # other people's deprecations
 
@@ -111,6 +119,36 @@ def test_small_talk_is_as_frequent_as_told() -> None:
         talk = next(batch for batch in batches if batch.pictures is not None)
         shares.append(talk.kinds.count("chat") / len(talk.kinds))
     assert shares[0] == 0 and shares[1] > 0.2
+
+
+def seeds_from(seed: int, step: int) -> Iterator[int]:
+    """What stands in for pictures where only processes are looked at."""
+    return itertools.count(seed, step)
+
+
+@pytest.mark.full
+def test_drawers_have_seeds_of_their_own() -> None:
+    found: list[list[int]] = [[], []]
+    batches = Background(seeds_from, 5, 3, drawers=2)
+    try:
+        while not all(found):
+            number = batches.next()
+            found[number >= BETWEEN_DRAWERS].append(number % BETWEEN_DRAWERS)
+    finally:
+        batches.close()
+    for numbers in found:
+        assert numbers == [5 + 3 * n for n in range(len(numbers))]
+
+
+def test_heads_learn_first_where_asked(tmp_path: Path) -> None:
+    asked = ["--from", str(CHECKPOINT), "--run", str(tmp_path), "--batch", "2", "--minutes", "0"]
+    asked += ["--foreground", "--threads", "1", "--heads-first"]
+    before, after = train.main([*asked, "0"]), train.main([*asked, "2"])
+    assert after.step == 0
+    moved = zip(before.heads.parameters(), after.heads.parameters(), strict=True)
+    assert not all(torch.equal(p, q) for p, q in moved)
+    kept = zip(before.model.parameters(), after.model.parameters(), strict=True)
+    assert all(torch.equal(p, q) for p, q in kept)
 
 
 @pytest.mark.parametrize("stage", ["see", "talk"])

@@ -9,6 +9,7 @@ from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.cuda.device import CudaDevice
 from services.decoder.devices.cuda.ops import CudaOps
 from services.decoder.loading.load import load
+from services.decoder.steps.step import Step
 from services.decoder.worker.worker import Worker
 from shared.devices import cuda_fault
 from shared.weights.linear_weight import as_codes
@@ -21,8 +22,10 @@ from tests.support.decoder.mixed_samples import (
     MASK,
     PENALTY,
     Kind,
+    generate,
     require_each_as_alone,
     settings,
+    tokens_of,
 )
 from tests.support.decoder.packs import require_equal_packs, require_packs_ask
 from tests.support.processes.demo_question import ask, unseen
@@ -97,3 +100,26 @@ def test_masks_and_penalties_on_a_gpu_leave_the_others_in_the_step_as_they_are(
 @pytest.mark.parametrize("kind", [{}, MASK, PENALTY, {"temperature": 0.9}], ids=str)
 def test_drafts_on_a_gpu_change_no_token(on_gpu: Worker, kind: Kind) -> None:
     require_equal_with_drafts(on_gpu, kind)
+
+
+@needs_gpu
+def test_graphs_on_a_gpu_change_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_checkpoint(tmp_path / "llama", "llama")
+    worker = load(settings(folder, "cuda").model_copy(update={"graphs": "on"})).worker
+    graphs = worker.graphs
+    assert graphs is not None
+    replay, sizes = graphs.run, list[int]()
+
+    def spy(step: Step) -> torch.Tensor:
+        sizes.append(len(step.ids))
+        return replay(step)
+
+    monkeypatch.setattr(graphs, "run", spy)
+    for count, size in ((1, 1), (3, 4)):
+        kinds: dict[int, Kind] = {slot: {} for slot in range(count)}
+        worker.graphs = graphs
+        replayed = tokens_of(generate(worker, kinds))
+        assert sizes == [size] * (len(replayed) - 1)  # all but the prompts
+        worker.graphs = None
+        assert tokens_of(generate(worker, kinds)) == replayed
+        sizes.clear()

@@ -2,13 +2,17 @@
 
 import asyncio
 import io
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 from openai import AsyncOpenAI, OpenAI
 from PIL import Image, ImageDraw
 
+from examples.demo_model.asking.as_json import SCHEMA
+from examples.demo_model.calling import COUNT
 from services.launcher.redis.embedded_redis import EmbeddedRedis
 from shared.settings import DEMO_MODEL
 from tests.support.pictures import data_url
@@ -113,3 +117,57 @@ def test_a_streamed_conversation_continues_about_the_same_picture(system: Addres
             answer = "".join(pieces)
             assert "red" in answer.lower()
             turns.append({"role": "assistant", "content": answer})
+
+
+def about(url: str, text: str) -> list[Any]:
+    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": text}]
+    return [{"role": "user", "content": parts}]
+
+
+def test_a_picture_is_answered_as_json_of_a_schema(system: Addresses) -> None:
+    form: Any = {"type": "json_schema", "json_schema": {"name": "picture", "schema": SCHEMA}}
+    with OpenAI(base_url=system.base_url, api_key="none") as client:
+        answer = client.chat.completions.create(
+            model="tessera-demo",
+            messages=about(TWO, "Describe the picture as JSON."),
+            response_format=form,
+        )
+    told = json.loads(answer.choices[0].message.content or "")
+    Draft202012Validator(SCHEMA).validate(told)
+    assert told == {
+        "shapes": [
+            {"colour": "blue", "shape": "square", "place": "left"},
+            {"colour": "green", "shape": "triangle", "place": "right"},
+        ],
+        "number": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("question", "answered"),
+    [
+        ("How many triangles are there?", "There are 7 triangles."),
+        ("有几个三角形？", "图中有7个三角形。"),
+    ],
+)
+def test_a_tool_is_called_and_what_it_says_is_told(
+    system: Addresses, question: str, answered: str
+) -> None:
+    tools: Any = [COUNT]
+    turns = about(TWO, question)
+    with OpenAI(base_url=system.base_url, api_key="none") as client:
+        answer = client.chat.completions.create(
+            model="tessera-demo", messages=turns, tools=tools
+        ).choices[0]
+        assert (answer.finish_reason, answer.message.content) == ("tool_calls", None)
+        [call] = answer.message.tool_calls or []
+        assert call.type == "function" and call.function.name == "count"
+        assert json.loads(call.function.arguments) == {"shape": "triangle"}
+        turns += [
+            answer.message.model_dump(exclude_unset=True),
+            {"role": "tool", "tool_call_id": call.id, "content": '{"count": 7}'},
+        ]
+        told = client.chat.completions.create(
+            model="tessera-demo", messages=turns, tools=tools
+        ).choices[0]
+    assert told.message.content == answered  # what the tool says, not what is seen

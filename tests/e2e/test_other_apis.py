@@ -1,12 +1,7 @@
 """One prompt by every API of the whole system: the texts are equal, whole, in a stream, and from every event on."""
 
 import json
-import subprocess
-import sys
-import urllib.error
 import urllib.request
-import venv
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -113,26 +108,3 @@ def test_a_stream_goes_on_from_every_event(system: System, path: str, body: Any)
                 "".join(event["text_output"] for event in some) for some in (rest, texts[index:])
             ]
             assert joined[0] == joined[1]
-
-
-@pytest.mark.full
-def test_the_libraries_of_other_servers(system: System, tmp_path: Path) -> None:
-    """Their requirements contradict ours, so they have an environment of their own."""
-    venv.create(tmp_path, with_pip=True)
-    python = tmp_path / "bin" / "python"
-    wanted = ["tritonclient[http,grpc]>=2.60,<3", "text-generation>=0.7,<1"]
-    subprocess.run([python, "-m", "pip", "install", "-q", *wanted], check=True)
-    program = Path(__file__).with_name("other_clients.py")
-    addresses = [system.url.removeprefix("http://"), system.grpc_address]
-    run = subprocess.run(
-        [python, program, *addresses, "tiny", PROMPT], capture_output=True, text=True, timeout=300
-    )
-    print(run.stderr, file=sys.stderr)
-    found = json.loads(run.stdout.splitlines()[-1])
-    expected = text_of(system)
-    assert {found[name] for name in ("triton http", "triton grpc", "triton stream")} == {expected}
-    assert found["tgi"] == found["tgi stream"] and expected.startswith(found["tgi"])
-    too_many, *unknown = found["errors"]
-    assert too_many.startswith("ValidationError: parameters.max_new_tokens must be")
-    assert all("InferenceServerException: " in error for error in unknown)
-    assert all("the model 'another' does not exist" in error for error in unknown)

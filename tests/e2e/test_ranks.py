@@ -1,4 +1,5 @@
-"""A decoder of two ranks answers as one of one; one of its ranks is killed while requests run."""
+"""A decoder of two ranks answers as one of one; one of its ranks is killed while requests run. Weights are as they are
+stored, and quantized."""
 
 import os
 import signal
@@ -15,10 +16,13 @@ from tests.support.processes.system import System
 pytestmark = [pytest.mark.timeout(600), pytest.mark.full]
 
 
-@pytest.fixture(scope="module")
-def system(tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+@pytest.fixture(scope="module", params=["none", "int8", "int4g32"])
+def system(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[System]:
     folder = make_checkpoint(tmp_path_factory.mktemp("checkpoint"), "llava")
-    with System(folder, "--served-model-name", "tiny", "--tensor-parallel-size", "2") as started:
+    flags = ("--tensor-parallel-size", "2", "--quantization", request.param)
+    with System(folder, "--served-model-name", "tiny", *flags) as started:
         yield started
 
 

@@ -12,7 +12,7 @@ from tests.fuzz.uploads import FORM_TYPE
 from tests.fuzz.verdict import Broken, ends_in_time
 
 _JSON = "application/json"
-_ROUTES = [
+ROUTES = [
     ("POST", "/v1/chat/completions"), ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"),
     ("POST", "/tokenize"), ("POST", "/detokenize"), ("POST", "/v1/tokenize"), ("POST", "/v1/detokenize"),
     ("POST", "/v1/chat/completions/"),
@@ -67,7 +67,7 @@ def draw_request(draw: random.Random) -> Sent:
     if draw.random() < 0.1:
         method, path = draw.choice(_OTHERS)
         return Sent(_head(draw, method, path, None), orderly=True)
-    method, path = draw.choice(_ROUTES)
+    method, path = draw.choice(ROUTES)
     if path.endswith("fuzzed/infer") and draw.random() < 0.4:
         content, json_length = other_servers.with_bytes(draw)
         more = (f"Inference-Header-Content-Length: {json_length}",)

@@ -1,4 +1,4 @@
-"""`python -m tests.support.loading_memory PART FOLDER`: prints the bytes that loading a part takes: [most, in the end].
+"""`python -m tests.support.loading_memory PART FOLDER [QUANTIZATION]`: prints what loading takes: [most, in the end].
 
 Parts are native, transformers (decoders) and encoder. Bytes are those of the resident set, mapped files included,
 beside what the process had before.
@@ -19,7 +19,7 @@ from shared.checkpoint.folder import Checkpoint
 from shared.model_backends import ModelBackend
 
 
-def main(part: str, folder: Path) -> None:
+def main(part: str, folder: Path, quantization: str = "none") -> None:
     """Loads once."""
     torch.set_num_threads(1)
     before = _status("VmRSS")
@@ -36,6 +36,7 @@ def main(part: str, folder: Path) -> None:
                 max_model_len=256,
                 max_batched_tokens=64,
                 model_backend=ModelBackend(part),
+                quantization=quantization,
             )
         )
     print(json.dumps([_status("VmHWM") - before, _status("VmRSS") - before]))
@@ -48,4 +49,4 @@ def _status(name: str) -> int:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])

@@ -1,4 +1,4 @@
-"""Batches, drawn in a process of its own while the network learns."""
+"""Batches, drawn in processes of their own while the network learns."""
 
 from __future__ import annotations
 
@@ -92,6 +92,7 @@ JSON = 0.5  # part of the pictures that are described as JSON
 TOOLS = 0.5  # part of the batches that name tools
 WITH_COUNT = 0.8  # part of those that name `count` among them
 COUNTS = 0.4  # the weight of counting where `count` is
+BETWEEN_DRAWERS = 1 << 40  # seeds: more than a run has steps
 
 
 @dataclass(slots=True)
@@ -271,7 +272,7 @@ def talk_batches(
 def row_mask(group: Tensor) -> Tensor:
     """(batch, rows, length, length) additive: backwards, and inside one conversation only."""
     same = group[..., :, None] == group[..., None, :]
-    mask = torch.zeros(same.shape, dtype=torch.bfloat16)
+    mask = torch.zeros(same.shape, dtype=torch.bfloat16, device=group.device)
     return mask.masked_fill_(~same.tril(), float("-inf"))
 
 
@@ -289,26 +290,47 @@ def _work(make: Callable[..., Iterator[Any]], args: tuple[Any, ...], out: Any) -
 
 
 class Background:
-    """Runs a generator of batches in another process, a few batches ahead."""
+    """Runs generators of batches in `drawers` other processes, a few batches ahead.
 
-    def __init__(self, make: Callable[..., Iterator[Any]], *args: Any, ahead: int = 6) -> None:
+    make(seed, *args) is the generator; every process begins with a seed of its own, and batches come
+    in the order in which they are ready.
+    """
+
+    def __init__(
+        self,
+        make: Callable[..., Iterator[Any]],
+        seed: int,
+        *args: Any,
+        drawers: int = 1,
+        ahead: int = 6,
+    ) -> None:
         context = mp.get_context("spawn")
-        self.queue: Any = context.Queue(maxsize=ahead)
-        self._process = context.Process(target=_work, args=(make, args, self.queue), daemon=True)
-        self._process.start()
+        self.queue: Any = context.Queue(maxsize=max(ahead, drawers))
+        self._processes = [
+            context.Process(
+                target=_work,
+                args=(make, (seed + number * BETWEEN_DRAWERS, *args), self.queue),
+                daemon=True,
+            )
+            for number in range(drawers)
+        ]
+        for process in self._processes:
+            process.start()
 
     def next(self) -> Any:
-        """The next batch; an error where the process has died."""
+        """The next batch; an error where a process has died."""
         while True:
             try:
                 return self.queue.get(timeout=5)
             except queue.Empty:
-                if not self._process.is_alive():
-                    raise RuntimeError("the drawing process has ended") from None
+                if not all(process.is_alive() for process in self._processes):
+                    raise RuntimeError("a drawing process has ended") from None
 
     def close(self) -> None:
-        self._process.terminate()
-        self._process.join()
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
+            process.join()
 
 
 class Foreground:

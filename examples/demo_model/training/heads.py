@@ -80,8 +80,8 @@ def dense_targets(scene: Scene) -> list[list[float]]:
 
 def dense_loss(
     heads: Heads, features: Tensor, early: Tensor, targets: Tensor, ink: Tensor
-) -> tuple[Tensor, dict[str, float]]:
-    """The loss of the heads and how many of each they get right.
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss of the heads and how many of each they get right: shares, on the same device.
 
     features, early: (batch, 81, 192); targets: (batch, 81, 10) float as `dense_targets` gives them;
     ink: (batch, 81, 64).
@@ -128,4 +128,4 @@ def dense_loss(
             "number": ((digits.argmax(-1) == want_digits).all(-1) & number).sum()
             / number.sum().clamp(min=1),
         }
-    return loss, {k: float(v) for k, v in right.items()}
+    return loss, right

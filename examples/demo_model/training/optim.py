@@ -52,20 +52,18 @@ class Optimiser:
                 )
             )
 
-    def step(self, scale: float, clip: float = 1.0) -> float:
-        """One step at `scale` of the full rate; returns the gradient's norm before clipping."""
+    def step(self, scale: float, clip: float = 1.0) -> None:
+        """One step at `scale` of the full rate, with the gradient's norm at most `clip`."""
         for p, master in self._pairs:
             master.grad = None if p.grad is None else p.grad.float()
             p.grad = None
-        norm = nn.utils.clip_grad_norm_([m for _, m in self._pairs], clip)
+        nn.utils.clip_grad_norm_([m for _, m in self._pairs], clip)
         for stepper, factor in zip(self._steppers, (1.0, MUON_FACTOR), strict=False):
             for group in stepper.param_groups:
                 group["lr"] = self.rate * scale * factor
             stepper.step()
         with torch.no_grad():
-            for p, master in self._pairs:
-                p.copy_(master)
-        return float(norm)
+            torch._foreach_copy_([p for p, _ in self._pairs], [m for _, m in self._pairs])
 
     def state(self) -> dict[str, Any]:
         return {

@@ -45,13 +45,13 @@ class Run:
         device: str = "cpu",
         compiled: bool = False,
     ) -> None:
-        self.model = model.to(device, torch.bfloat16)
-        self.heads = heads.to(device, torch.bfloat16)
+        self.model, self.heads = _in_bfloat16(model, device), _in_bfloat16(heads, device)
         self.tokenizer, self.stage, self.device = tokenizer, stage, device
         self.optimiser = Optimiser({"model": self.model, "heads": self.heads}, rate)
         self.step, self.seconds = 0, 0.0
         self.helped = 0  # batches that helpers have added
         self.means = Average()
+        self._told: list[tuple[list[str], torch.Tensor]] = []  # for `means`, still on the device
         self.follows = False  # whether the tower is another run's
         self._see, self._read = see, read
         if compiled:  # minutes to begin with, then a quarter faster
@@ -61,23 +61,39 @@ class Run:
     def modules(self) -> list[torch.nn.Module]:
         return [self.model, self.heads]
 
-    def gradients(self, batch: Pictures | Talk) -> float:
-        """Works out the gradient of one batch; returns its loss."""
+    def gradients(self, batch: Pictures | Talk) -> None:
+        """Works out the gradient of one batch."""
+        self._told.clear()
         loss = self._seeing(batch)[0] if isinstance(batch, Pictures) else self._talking(batch)
         torch.autograd.backward(loss)
-        value = loss.item()
-        self.means.add("loss", value)
-        return value
+        self._told.append((["loss"], loss.detach()[None]))
 
-    def learn(self, batch: Pictures | Talk, scale: float, helpers: Sequence[Helper] = ()) -> float:
-        """One step on one batch at `scale` of the full rate; returns the loss."""
-        value = self.gradients(batch)
+    def learn(self, batch: Pictures | Talk, scale: float, helpers: Sequence[Helper] = ()) -> None:
+        """One step on one batch at `scale` of the full rate; `means` has its loss then."""
+        self.gradients(batch)
         self.helped += sum(helper.join() for helper in helpers)
         self.optimiser.step(scale)
         for helper in helpers:
             helper.publish()
+        self._settle()
         self.step += 1
-        return value
+
+    def learn_heads(self, pictures: Pictures, scale: float) -> None:
+        """A step of the heads alone, with the tower as it is."""
+        self._told.clear()
+        torch.autograd.backward(self._seeing(pictures, tower_learns=False)[0])
+        self.optimiser.step(scale)
+        self._settle()
+
+    def _settle(self) -> None:
+        """Reads the batch's numbers from the device, at the end of a step: it waits for them once."""
+        for names, values in self._told:
+            by_name: dict[str, list[float]] = defaultdict(list)
+            for name, value in zip(names, values.tolist(), strict=True):
+                by_name[name].append(value)
+            for name, found in by_name.items():
+                self.means.add(name, sum(found) / len(found))
+        self._told.clear()
 
     def follow(self, folder: Path) -> None:
         """Takes the tower from another run and freezes it."""
@@ -94,12 +110,14 @@ class Run:
         )
         self.follows = True
 
-    def _seeing(self, pictures: Pictures) -> tuple[torch.Tensor, torch.Tensor]:
+    def _seeing(
+        self, pictures: Pictures, tower_learns: bool = True
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         pixels = normalise(pictures.pixels.to(self.device)).bfloat16()
+        with torch.set_grad_enabled(tower_learns and not self.follows):
+            features, early = self._see(self.model, pixels)
         if self.follows:
-            with torch.no_grad():
-                return pixels.new_zeros(()), self._see(self.model, pixels)[0]
-        features, early = self._see(self.model, pixels)
+            return pixels.new_zeros(()), features
         loss, right = dense_loss(
             self.heads,
             features,
@@ -107,8 +125,7 @@ class Run:
             pictures.targets.to(self.device),
             pictures.ink.to(self.device),
         )
-        for name, share in right.items():
-            self.means.add(f"patch {name}", share)
+        self._told.append(([f"patch {name}" for name in right], torch.stack([*right.values()])))
         return loss, features
 
     def _talking(self, talk: Talk) -> torch.Tensor:
@@ -117,29 +134,27 @@ class Run:
         if talk.pictures is not None:
             dense, features = self._seeing(talk.pictures)
             features = features[: len(talk.ids)]
-        labels, owner = talk.labels.to(self.device), talk.answer.to(self.device)
         hidden = self._read(
             self.model,
             talk.prefix.to(self.device),
             features,
             talk.ids.to(self.device),
             talk.positions.to(self.device),
-            row_mask(talk.group).to(self.device),
+            row_mask(talk.group.to(self.device)),
         )
-        told = labels >= 0
-        logits = self.model.lm_head(hidden[told]).float()
-        loss = F.cross_entropy(logits, labels[told])
+        # Where labels are is found out here: the host need not wait for the device.
+        told = (talk.labels >= 0).flatten().nonzero()[:, 0]
+        labels = talk.labels.flatten()[told].to(self.device)
+        owner = talk.answer.flatten()[told].to(self.device)
+        chosen = hidden.flatten(0, 2).index_select(0, told.to(self.device))
+        logits = self.model.lm_head(chosen).float()
+        loss = F.cross_entropy(logits, labels)
         with torch.no_grad():
-            wrong = (logits.argmax(-1) != labels[told]).float()
+            wrong = (logits.argmax(-1) != labels).float()
             missed = torch.zeros(len(talk.kinds), device=self.device)
-            missed.index_add_(0, owner[told], wrong)
-            by_kind: dict[str, list[float]] = defaultdict(list)
-            for kind, count in zip(talk.kinds, missed.tolist(), strict=True):
-                by_kind[kind].append(float(count == 0))
-            for kind, hits in by_kind.items():
-                self.means.add(kind, sum(hits) / len(hits))
-            self.means.add("all", float((missed == 0).float().mean()))
-            self.means.add("words", loss.item())
+            hits = (missed.index_add_(0, owner, wrong) == 0).float()
+            self._told.append((talk.kinds, hits))
+            self._told.append((["all", "words"], torch.stack([hits.mean(), loss])))
         return loss + 0.5 * dense
 
     def save(self, folder: Path) -> None:
@@ -171,6 +186,13 @@ class Run:
             for name, value in state["means"].items():
                 self.means.add(name, value)
         return True
+
+
+def _in_bfloat16(module: Any, device: str) -> Any:
+    """Parameters alone: rotary frequencies stay float32, as they are wherever the model is served."""
+    for parameter in module.parameters():
+        parameter.data = parameter.data.bfloat16()
+    return module.to(device)
 
 
 def scale_at(step: int, share: float, decay: float, warmup: int = 40) -> float:

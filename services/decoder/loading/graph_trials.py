@@ -24,14 +24,14 @@ class Trials:
         # The block that a row ends in; there are two beside block 0 unless all sequences have one.
         self._last = min(2, worker.limits.num_blocks - 1)
 
-    def steps(self, size: int) -> Iterator[Step]:
+    def steps(self, size: int, longest: int | None = None) -> Iterator[Step]:
         """Steps of `size` rows that have other ids and lengths than the captured one: within a block, beyond it, and as
-        long as a sequence may become."""
+        long as a sequence may become, or `longest` tokens where that is less."""
         ops, width = self.device.ops, self._worker.slots.table.shape[1]
         blank = blank_step(ops, size, self._axes, width)
         ids = torch.arange(size, device=ops.device) % self._vocabulary
         seen: list[list[int]] = []
-        for lengths in self._lengths(size):
+        for lengths in self._lengths(size, longest):
             if lengths in seen:
                 continue
             seen.append(lengths)
@@ -41,8 +41,9 @@ class Trials:
             meta = ops.make_meta([1] * size, lengths, table.to(ops.device), blank.meta.slots)
             yield replace(blank, ids=ids, meta=meta)
 
-    def _lengths(self, size: int) -> Iterator[list[int]]:
+    def _lengths(self, size: int, longest: int | None) -> Iterator[list[int]]:
         block, most = self.device.block_size, self._worker.limits.max_model_len
+        most = most if longest is None else min(most, longest)
         yield [min(most, 2 + row % (block - 1)) for row in range(size)]
         yield [min(most, block + 2 + row) for row in range(size)]
         yield [most] * size

@@ -17,7 +17,7 @@ from shared.errors import InvalidRequest
 
 log = structlog.get_logger(__name__)
 
-_BLOCKS = 3  # of a cache in which the largest graph's rows have a place each
+_BLOCKS = 3  # of a cache for a step that nobody asked for
 _REPEATED = 10  # steps that are timed together, as they follow each other when they are served
 _TOLERANCE = 0.02  # of the largest element: the same operations, perhaps in another order
 
@@ -27,8 +27,8 @@ def require_graphs(asked: str, device: Device) -> None:
     if asked == "on" and not device.has_graphs:
         raise InvalidRequest(
             "UNSUPPORTED_GRAPHS",
-            f"--graphs on: this device ({device.name}) has no graphs; they are on Ascend NPUs from the 910B on. Leave"
-            " the flag away, or give --graphs auto",
+            f"--graphs on: this device ({device.name}) has no graphs; they are on CUDA GPUs where one rank computes,"
+            " and on Ascend NPUs from the 910B on. Leave the flag away, or give --graphs auto",
             field="graphs",
         )
 
@@ -39,7 +39,7 @@ def graph_bytes(
     """What graphs will hold of the device's memory: the intermediate results of the largest one, which all share, and
     inputs and results of each. Known before there is a cache, to whose addresses they are bound; what drivers keep of
     each graph is in their reserve."""
-    if not _are_possible(asked, model, device):
+    if asked == "off" or not device.has_graphs or _why_not(model):
         return 0
     ops, sizes, axes = device.ops, graph_sizes(max_slots), max(1, model.rotary_axes)
     width = -(-max_model_len // device.block_size)
@@ -57,35 +57,61 @@ def graph_bytes(
 
 @torch.inference_mode()
 def find_graphs(asked: str, model: DecoderModel, device: Device, worker: Worker) -> Graphs | None:
-    """The graphs of a worker that has computed nothing yet; None where steps run without. Several ranks come to the
-    same, as their steps have to have the same rows."""
-    if not _are_possible(asked, model, device):
-        if asked == "on":
-            reason = f"the model's layers run by the code of {model.code}"
-            if model.needs.state:
-                reason = "the model's layers keep state outside the cache's blocks"
-            log.warning("no graphs", reason=reason)
+    """The graphs of a worker that has computed nothing yet; None where steps run without, which is logged with the
+    reason. Several ranks come to the same, as their steps have to have the same rows."""
+    if asked == "off" or not device.has_graphs:
         return None
+    if reason := _why_not(model):
+        _report(asked, reason)
+        return None
+    sizes = graph_sizes(worker.limits.max_slots)
+    name = f"graphs of {sizes} rows, {worker.limits.max_model_len} tokens, {model.config}"
+    if asked == "auto" and not _agree(device, not device.ended_within(name)):
+        _report(asked, "an earlier start ended while they were tried; --graphs on tries them again")
+        return None
+    with device.surviving(name):
+        return _checked(asked, model, device, worker)
+
+
+def _checked(asked: str, model: DecoderModel, device: Device, worker: Worker) -> Graphs | None:
     began = time.perf_counter()
     sizes, axes = graph_sizes(worker.limits.max_slots), max(1, model.rotary_axes)
     width = worker.slots.table.shape[1]
-    graphs = device.make_graphs(worker.forward, sizes, axes, width)
+    graphs: Graphs | None = None
     trials = Trials(model, device, worker)
-    checks = [_is_captured, _agrees_with_calls, *([_is_faster] if asked == "auto" else [])]
-    for check in checks:
-        here = check(graphs, trials)
-        if not (here if device.ops.ranks is None else device.ops.ranks.agree(here)):
+    for check in [_is_captured, _agrees_with_calls, *([_is_faster] if asked == "auto" else [])]:
+        try:
+            graphs = graphs or device.make_graphs(worker.forward, sizes, axes, width)
+            here = check(graphs, trials)
+        except torch.OutOfMemoryError:
+            log.warning("no graphs: the device's memory does not suffice to try them")
+            here = False
+        if not _agree(device, here):
             del graphs
             device.free_unused()
             return None
-    log.info("graphs captured", rows=sizes, seconds=round(time.perf_counter() - began, 2))
+    assert graphs is not None
+    log.info("graphs captured", rows=graphs.sizes, seconds=round(time.perf_counter() - began, 2))
     return graphs
 
 
-def _are_possible(asked: str, model: DecoderModel, device: Device) -> bool:
+def _agree(device: Device, here: bool) -> bool:
+    """Whether it is so in all ranks."""
+    return here if device.ops.ranks is None else device.ops.ranks.agree(here)
+
+
+def _report(asked: str, reason: str) -> None:
+    (log.warning if asked == "on" else log.info)("no graphs", reason=reason)
+
+
+def _why_not(model: DecoderModel) -> str:
+    """Why the steps of a model cannot be graphs, as far as that is known before any is captured; empty if nothing is
+    known against it."""
     if model.needs.state:  # where a row finds it differs from step to step
-        return False
-    return asked != "off" and device.has_graphs and model.code == DecoderModel.code
+        return "the model's layers keep state outside the cache's blocks"
+    if model.code != DecoderModel.code:
+        return f"the model's layers run by the code of {model.code}"
+    return ""
 
 
 # What has to be true of graphs before they are used, in this order.
@@ -106,7 +132,7 @@ def _agrees_with_calls(graphs: Graphs, trials: Trials) -> bool:
     """With other lengths than those of the capture."""
     with trials.filled_cache():
         for size in graphs.sizes:
-            for step in trials.steps(size):
+            for step in trials.steps(size, graphs.longest(size)):
                 expected = trials.call(step).float()
                 difference = float((graphs.run(step) - expected).abs().max() / expected.abs().max())
                 if not difference <= _TOLERANCE:

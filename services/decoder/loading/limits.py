@@ -43,6 +43,12 @@ def find_limits(
     budget = budget.less("graphs (--graphs)", graphs).less("adapters (--max-loras)", adapters)
     asked = settings.kv_cache_memory_bytes or 0
     reason = "" if asked else str(budget)
+    if asked > budget.left:
+        log.warning(
+            "the cache that was asked for may not fit beside what else takes memory",
+            asked=asked,
+            budget=str(budget),
+        )
     most_useful = state_bytes + useful * block_bytes + spec.most_encoder_bytes(ops, slots)
     total = kv_bytes(asked, budget.nbytes, most_useful)
     swap = device.swap_bytes(host_sharers)

@@ -50,6 +50,7 @@ from shared.errors import InvalidRequest
 from shared.lora.modules import open_modules
 from shared.served_part import ServedPart
 from shared.torch_device import torch_device
+from shared.weights.scheme import NONE, SCHEMES, find_scheme, refuse_for_transformers
 
 log = structlog.get_logger(__name__)
 
@@ -166,8 +167,11 @@ def load_rank(
         block_size=settings.block_size,
         small_model=checkpoint.is_small,
         forms=settings.npu_forms,
+        weights=settings.npu_weights,
     )
     require_graphs(settings.graphs, device)
+    device.require_scheme(settings.quantization)
+    device.ops.scheme = find_scheme(settings.quantization)
     if not settings.kv_cache_memory_bytes:
         device.require_free(settings.gpu_memory_utilization, settings.memory_sharers)
     longest = require_length(settings.max_model_len or sizes.max_position_embeddings)
@@ -184,14 +188,20 @@ def load_rank(
             device.ops.ranks = connect(share, device.rank_backend, place.meeting)
         model = _load_model(settings, checkpoint, device.ops, longest)
         # Before the cache is sized: they take memory that it could have.
-        adapters = open_modules(settings.lora_modules, settings.model_name, settings.max_lora_rank)
-        model.load_adapters(checkpoint, adapters)
+        given = settings.lora_modules, settings.model_name, settings.max_lora_rank, settings.model
+        model.load_adapters(checkpoint, open_modules(*given).adapters)
         planned = _planned_adapters(settings, model, checkpoint, device)
+        if device.ops.coded_layers:
+            log.info(
+                "quantized weights",
+                scheme=settings.quantization if device.ops.scheme else "of the checkpoint",
+                layers=device.ops.coded_layers,
+                mb=device.ops.coded_bytes >> 20,
+            )
         if device.ops.ranks is not None:
             device.ops.ranks.settle()
         spec = cache_spec(model.layers)
         model.needs.require_state(not spec.is_paged_alone)
-        device.require_attention(model.needs.attention)
         # The first rank alone says hello. What was just read is read again, most of it from memory.
         content = b"" if place.rank else _content(checkpoint)
         checkpoint.close()
@@ -212,7 +222,7 @@ def load_rank(
         equal = model.equal_rows and _promises_equal_rows(device.ops)
         if (error := tokenizer.exception()) is not None:  # waits until it is there
             log.warning("grammars are refused", reason=str(error))
-        name = fingerprint(checkpoint, dtype, model.code, share.size)
+        name = fingerprint(checkpoint, dtype, model.code, share.size, settings.quantization)
         off = (*model.needs.off, *(() if equal else ("equal bits in any batch",)))
         ranks = share.size if share.size > 1 else None
         part = ServedPart(model.code, off, model.largest_difference, ranks)
@@ -235,6 +245,8 @@ def _load_model(
     settings: DecoderSettings, checkpoint: Checkpoint, ops: BaseOps, longest: int
 ) -> DecoderModel:
     family = registry.find_decoder(checkpoint, settings.model_backend)
+    if is_generic(family.decoder):
+        refuse_for_transformers(settings.quantization, checkpoint.kind)
     read: Callable[..., DecoderModel] = load_part(family.decoder).load
     if not is_generic(family.decoder):
         return read(checkpoint, ops, longest)
@@ -260,13 +272,23 @@ def _content(checkpoint: Checkpoint) -> bytes:
     return content
 
 
-def fingerprint(checkpoint: Checkpoint, dtype: torch.dtype, code: str, ranks: int = 1) -> bytes:
-    """16 bytes over configuration, names of weights, element type, whose code runs the layers, and in how many summands
-    their results are computed. What a configuration says of its own origin does not count: a fine-tune says another."""
-    canonical = json.dumps(
-        [_without_origin(checkpoint.config), list(checkpoint.names()), str(dtype), code, ranks],
-        sort_keys=True,
-    )
+def fingerprint(
+    checkpoint: Checkpoint, dtype: torch.dtype, code: str, ranks: int = 1, quantization: str = NONE
+) -> bytes:
+    """16 bytes over configuration, names of weights, element type, whose code runs the layers, in how many summands
+    their results are computed, and how weights are quantized when they are loaded. What a configuration says of its own
+    origin does not count: a fine-tune says another."""
+    depends = [
+        _without_origin(checkpoint.config),
+        list(checkpoint.names()),
+        str(dtype),
+        code,
+        ranks,
+    ]
+    if quantization != NONE:
+        scheme = SCHEMES[quantization]
+        depends.append([scheme.bits, scheme.group, scheme.digits])
+    canonical = json.dumps(depends, sort_keys=True)
     return hashlib.blake2b(canonical.encode(), digest_size=16).digest()
 
 

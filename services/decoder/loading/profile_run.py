@@ -8,8 +8,11 @@ import numpy as np
 import torch
 
 from services.decoder.devices.base.device import Device
+from services.decoder.devices.base.staging import Array
 from services.decoder.models.cache_spec import CacheSpec, cache_spec
 from services.decoder.models.decoder_model import DecoderModel
+from services.decoder.sampling.device_sampler import Draws, draw
+from services.decoder.sampling.truncation import Truncation
 from services.decoder.steps.encoder_keys import AttendingTokens, NewRows, SeenRows
 from services.decoder.steps.step import Step
 from services.decoder.worker.slots.slot_states import SlotStates
@@ -38,7 +41,12 @@ def profile(
     with torch.inference_mode():
         if in_full:
             largest = _Trial(model, device, max_tokens, max_model_len, spec)
-            step_bytes = device.peak_bytes(lambda: largest.run(max_slots))
+            step_bytes = device.peak_bytes(
+                lambda: largest.run(max_slots, draws=device.asynchronous)
+            )
+            if device.asynchronous and model.generates:
+                # The step before has not been collected yet, and keeps its logits.
+                step_bytes += max_slots * model.config.vocab_size * _LOGIT_BYTES
         else:
             step_bytes = _scaled_bytes(model, device, max_tokens, max_slots, max_model_len, spec)
         # Below, kernels are chosen and memory is touched for the first time: the first run of a size is not timed,
@@ -72,6 +80,17 @@ def _seconds(trial: "_Trial") -> float:
     began = time.perf_counter()
     trial.run(1)
     return time.perf_counter() - began
+
+
+def _settings(samples: int) -> Array:
+    """Of samples that are drawn among some of their tokens, as the device has them."""
+    settings = Truncation(
+        np.full(samples, 1.0, np.float32),
+        np.full(samples, 50, np.int32),
+        np.full(samples, 0.9),
+        np.zeros(samples),
+    )
+    return Draws(settings, np.full(samples, 0.5)).packed()
 
 
 class _Trial:
@@ -108,8 +127,9 @@ class _Trial:
         self._slots = slots + places % size
         self._places = np.tile(places, (max(1, model.rotary_axes), 1))
 
-    def run(self, samples: int) -> None:
-        """Computes all tokens and so many rows of logits, and waits for them."""
+    def run(self, samples: int, *, draws: bool = False) -> None:
+        """Computes all tokens and so many rows of logits, and waits for them. draws: tokens too, by every setting that
+        the device takes."""
         model, ops, tokens = self._model, self._device.ops, len(self._slots)
         states = self._states
         where = () if states is None else (states.read, states.write)
@@ -128,7 +148,9 @@ class _Trial:
         hidden = model.forward(hidden, step, self._kv)
         if model.generates:
             chosen = hidden[torch.arange(samples, device=ops.device) % tokens]
-            model.logits(chosen.contiguous())
+            logits = model.logits(chosen.contiguous())
+            if draws:
+                draw(logits, self._device.upload(_settings(samples))[0])
         self._device.synchronize()
 
     def _attending(self) -> AttendingTokens | None:

@@ -17,6 +17,7 @@ from services.decoder.steps.step import Step
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 from shared.lora.adapter import LoraAdapter
+from shared.lora.adapter_file import ADAPTER_FILE
 from shared.model_config.decoder import TextSizes
 from tessera.common.v1.media_pb2 import MediaItem
 
@@ -69,8 +70,8 @@ class DecoderModel(ABC):
         if not self.takes_adapters:
             raise InvalidRequest(
                 "UNSUPPORTED_ADAPTER",
-                f"--lora-modules, --allowed-adapter-dir: the code that runs the layers of {kind} here has no place for"
-                " adapters: merge one into the weights, or leave the flags out",
+                f"--lora-modules, {ADAPTER_FILE}, --allowed-adapter-dir: the code that runs the layers of {kind} here"
+                " has no place for adapters: merge one into the weights, or leave flags and file out",
                 field="lora_modules",
             )
 
@@ -81,7 +82,7 @@ class DecoderModel(ABC):
             self.require_adapters(checkpoint.kind)
         for name, adapter in adapters.items():
             if adapter.lora_id not in self.adapters:
-                self.read_adapter(checkpoint, f"--lora-modules: {name}", adapter)()
+                self.read_adapter(checkpoint, f"the adapter {name!r}", adapter)()
 
     def read_adapter(
         self, checkpoint: Checkpoint, called: str, adapter: LoraAdapter

@@ -75,7 +75,7 @@ class Leader:
         """Starts the other ranks, which end with this thread; called before this process imports what it computes with,
         so that they do so at the same time. Raises InvalidRequest for a device that is not there."""
         device = resolve_device(settings.device)
-        if device == "npu" and settings.graphs != "off":
+        if device == "npu" and settings.graphs != "off" and not ascend.is_310p():
             set_process_environment(**ascend.ENVIRONMENT_OF_CAPTURED_RANKS)
         meeting = os.memfd_create("tessera-ranks")
         path = Path(f"/proc/self/fd/{meeting}")  # the same in every rank, which inherits it

@@ -102,7 +102,7 @@ def _draw_limited(
     # The last token that is kept lies strictly above all that are no candidates.
     lowest = torch.where(kept, values, torch.inf).amin(-1)
     decided = decided & (lowest > values[:, -1])
-    order = ids.argsort(-1)
+    order = _order(ids)
     by_id = torch.where(kept, ranked, 0.0).gather(1, order)
     running = by_id.cumsum(-1)
     place = _first_above(running, numbers * running[:, -1], by_id > 0)
@@ -113,9 +113,14 @@ def _draw_limited(
 def _ranked(logits: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """The largest logits of each row, descending, of equal ones the lowest ids first, and their ids."""
     values, ids = logits.topk(size, -1)
-    ids, order = ids.sort(-1)
-    values, order = values.gather(1, order).sort(dim=-1, descending=True, stable=True)
-    return values, ids.gather(1, order)
+    order = _order(ids)
+    values, ranks = values.gather(1, order).sort(dim=-1, descending=True, stable=True)
+    return values, ids.gather(1, order.gather(1, ranks))
+
+
+def _order(ids: Tensor) -> Tensor:
+    """The order that sorts ids: as float32, which holds each of them, for the cores of an NPU sort no integers."""
+    return ids.float().argsort(-1)
 
 
 def _first_above(running: Tensor, goal: Tensor, usable: Tensor) -> Tensor:

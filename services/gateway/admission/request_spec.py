@@ -37,8 +37,10 @@ def make_spec(
     longest = model.max_model_len
     field = "messages" if request.prepare.HasField("conversation") else "prompt"
     require_prompt_fits(prompt_tokens, longest, field, longest - 1)
-    require_answer_fits(prompt_tokens, max(1, sampling.max_tokens), longest)
     left = longest - prompt_tokens
+    if request.lowers_max_tokens and left > 0:
+        sampling.max_tokens = min(sampling.max_tokens, left)
+    require_answer_fits(prompt_tokens, max(1, sampling.max_tokens), longest)
     sampling.max_tokens = sampling.max_tokens or model.default_max_tokens(left)
     sampling.min_tokens = min(sampling.min_tokens, sampling.max_tokens)
     spec = RequestSpec(

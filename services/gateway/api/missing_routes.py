@@ -19,7 +19,8 @@ _INSTEAD: Mapping[str, Sequence[str]] = {
     "send the messages to /tokenize": ("/chat_tokenize",),
     "send the texts to /v1/embeddings": ("/v2/embed", "/embed"),
     "send the texts to /classify, where a classifier is served": ("/v1/moderations",),
-    "this server's answers are text alone": ("/v1/audio", "/v1/images", "/v1/videos"),
+    "this server serves no model that hears or speaks yet": ("/v1/audio",),
+    "this server's answers are text alone": ("/v1/images", "/v1/videos"),
     "a file is sent whole to /v1/files": ("/v1/uploads",),
     "this server searches no files: send what the model shall read": (
         "/v1/vector_stores", "/v1/containers",

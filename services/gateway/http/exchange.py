@@ -33,6 +33,9 @@ _DISCARD_S = 2.0
 _CHECK_S = 10.0
 # Bytes of an answer that is sent at once.
 _SMALL = 64 << 10
+# Frames are lines of JSON in UTF-8. Characters at which some readers end lines, of those that JSON leaves as they are,
+# are written as escapes: `str.splitlines` takes them for ends, and so do clients that use it.
+_LINE_ENDS = tuple((end.encode(), f"\\u{ord(end):04x}".encode()) for end in "\u0085\u2028\u2029")
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +284,7 @@ class Exchange:
 
     async def write(self, chunk: bytes) -> None:
         """More of a stream: whole frames. Waits while the client does not read."""
-        await self._write(self._behind_ping(chunk))
+        await self._write(self._outgoing(chunk))
 
     async def ping(self) -> None:
         """Tells client and proxies that the stream goes on, where its form has something for it."""
@@ -300,7 +303,7 @@ class Exchange:
     async def end_stream(self, chunk: bytes = b"") -> None:
         """The end of a stream, after one last chunk."""
         self._complete = True
-        chunk = self._behind_ping(chunk)
+        chunk = self._outgoing(chunk)
         await self._send({"type": "http.response.body", "body": chunk, "more_body": False})
 
     async def _write(self, chunk: bytes) -> None:
@@ -308,7 +311,10 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
         self.blocked_since = 0.0
 
-    def _behind_ping(self, chunk: bytes) -> bytes:
+    def _outgoing(self, chunk: bytes) -> bytes:
+        if not chunk.isascii():
+            for raw, escaped in _LINE_ENDS:
+                chunk = chunk.replace(raw, escaped)
         if not self._before_next:
             return chunk
         chunk = self._before_next + chunk

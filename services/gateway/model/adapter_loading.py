@@ -10,8 +10,9 @@ from services.gateway.model.served_model import ServedModel
 from shared.environment import monotonic
 from shared.errors import InvalidRequest, Precondition
 from shared.lora.adapter import LoraAdapter
+from shared.lora.adapter_file import ADAPTER_FILE
 from shared.lora.allowed_folder import allowed_folder
-from shared.lora.modules import LONGEST_NAME, is_name
+from shared.lora.modules import BASE, LONGEST_NAME, is_name
 from shared.queue.adapters import AdapterDirectory, AdapterProgress, AdapterRegistry
 
 log = structlog.get_logger(__name__)
@@ -44,23 +45,25 @@ class AdapterLoading:
         self._limits = limits
         self._changing = asyncio.Lock()
 
-    async def load(self, name: str, folder: str, *, in_place: bool) -> None:
+    async def load(self, name: str, folder: str, *, in_place: bool) -> str:
         """Serves the adapter in a folder by a name; `in_place`: also where another one has it. Returns when every live
-        gateway serves it and every live decoder has read it, or has no place for it now and reads it when asked.
+        gateway serves it and every live decoder has read it, or has no place for it now and reads it when asked; how
+        many have not said so in time stands in what is returned, which is empty otherwise.
 
         Raises InvalidRequest for a name, a folder or an adapter that is not served, and Unavailable.
         """
         allowed = self._require_allowed()
+        _require(lora_name=name, lora_path=folder)
         if not is_name(name):
             raise InvalidRequest(
                 "INVALID_VALUE",
                 f"lora_name must have 1 to {LONGEST_NAME} characters, all of them printable",
                 field="lora_name",
             )
-        if name == self._model.name:
+        if name in (self._model.name, BASE):
             raise InvalidRequest(
                 "ADAPTER_NAME_TAKEN",
-                f"lora_name: {name!r} is the served model's own name",
+                f"lora_name: {name!r} is the model itself, and no adapter's name",
                 field="lora_name",
             )
         self._require_not_fixed(name)
@@ -85,16 +88,20 @@ class AdapterLoading:
                     field="lora_path",
                 )
         log.info("loaded adapter", name=name, lora_id=lora_id, folder=at)
+        return self._not_known(progress)
 
-    async def unload(self, name: str) -> None:
+    async def unload(self, name: str) -> str:
         """Serves nothing by a name any more, once every live gateway knows; requests that were admitted end with their
-        adapter. Raises NotFound for a name that no adapter has, InvalidRequest, and Unavailable."""
+        adapter. Returns as `load` does. Raises NotFound for a name that no adapter has, InvalidRequest, and
+        Unavailable."""
         self._require_allowed()
+        _require(lora_name=name)
         self._require_not_fixed(name)
         async with self._changing:
             version = await self._registry.remove(name)
-            await self._until_followed(version)
+            progress = await self._until_followed(version)
         log.info("unloaded adapter", name=name)
+        return self._not_known(progress)
 
     def _require_allowed(self) -> Path:
         if self._limits.allowed is None:
@@ -109,8 +116,8 @@ class AdapterLoading:
         if name in self._model.adapters.fixed:
             raise InvalidRequest(
                 "ADAPTER_NAME_TAKEN",
-                f"lora_name: {name!r} is an adapter of --lora-modules, which stays as long as the server runs: change"
-                " the flag and start anew",
+                f"lora_name: {name!r} is an adapter of --lora-modules or {ADAPTER_FILE}, which stays as long as the"
+                " server runs: change that and start anew",
                 field="lora_name",
             )
 
@@ -118,6 +125,19 @@ class AdapterLoading:
         adapter = LoraAdapter.open(allowed_folder(folder, allowed), self._limits.max_rank)
         _ = adapter.lora_id  # reads the whole file, here on a thread
         return adapter
+
+    def _not_known(self, progress: AdapterProgress) -> str:
+        silent = [
+            f"{count} of the {who}"
+            for who, count in (
+                ("gateways", progress.gateways_behind),
+                ("decoders", progress.decoders_silent),
+            )
+            if count
+        ]
+        if not silent:
+            return ""
+        return f"Not known: {' and '.join(silent)} did not say within {self._limits.wait_s:g} s that this was done."
 
     async def _until_followed(self, version: int, lora_id: str = "") -> AdapterProgress:
         """Waits for all gateways and, for an adapter, all decoders."""
@@ -135,3 +155,13 @@ class AdapterLoading:
                 )
                 return progress
             await asyncio.sleep(_LOOK_S)
+
+
+def _require(**fields: str) -> None:
+    """Raises InvalidRequest for the first field that is empty."""
+    for field, value in fields.items():
+        if not value:
+            needed = " and ".join(f"'{name}'" for name in fields)
+            raise InvalidRequest(
+                "INVALID_VALUE", f"{field} is missing: {needed} must be provided", field=field
+            )

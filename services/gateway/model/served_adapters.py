@@ -5,10 +5,13 @@ from collections.abc import Iterator, Mapping
 
 class ServedAdapters(Mapping[str, str]):
     """Digests of weights (`LoraAdapter.lora_id`) by name: those that were given at the start, and those loaded since.
-    May be read on any thread; each read sees all or nothing of a change."""
+    An empty one is the model itself, by another name. May be read on any thread; each read sees all or nothing of a
+    change."""
 
-    def __init__(self, fixed: Mapping[str, str] | None = None) -> None:
+    def __init__(self, fixed: Mapping[str, str] | None = None, default: str = "") -> None:
+        """`default`: which of `fixed` answers where a request names the model; empty is none."""
         self.fixed: Mapping[str, str] = dict(fixed or {})
+        self.default = default if self.fixed.get(default) else ""
         self._all = self.fixed
 
     def serve(self, loaded: Mapping[str, str]) -> None:

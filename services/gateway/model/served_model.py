@@ -20,6 +20,7 @@ from services.gateway.model.served_adapters import ServedAdapters
 from shared.checkpoint.folder import Checkpoint
 from shared.environment import unix_time
 from shared.errors import NotFound, Precondition
+from shared.lora.modules import BASE
 from shared.output_format.detect import AUTO
 from shared.text.templates.template_file import read_template_file
 from shared.text.text_fold import TokenBytes
@@ -72,14 +73,14 @@ class ServedModel:
         max_prompts: int = 128,
         calls: str = AUTO,
         reasoning: str = AUTO,
-        adapters: Mapping[str, str] | None = None,
+        adapters: ServedAdapters | None = None,
         task: str = AUTO,
         pooling: str = AUTO,
     ) -> "ServedModel":
         """Reads config, generation config, tokenizer and chat template of a checkpoint folder.
 
         `chat_template`: the file of another template than the model's own. `calls`, `reasoning`: how it writes them, by
-        name. `adapters`: digests by name. `task`, `pooling`: what it is served for, see `read_pooled`.
+        name. `task`, `pooling`: what it is served for, see `read_pooled`.
 
         Raises NotFound, InvalidRequest or Precondition, naming the file.
         """
@@ -114,7 +115,7 @@ class ServedModel:
             pooled=read_pooled(checkpoint, words, config.hidden_size, task, pooling),
             clean_up=load_part(record.clean_up)(checkpoint) if record.clean_up else (),
             forms=OutputForms.find(words, with_tools, calls, reasoning),
-            adapters=ServedAdapters(adapters),
+            adapters=adapters or ServedAdapters(),
         )
 
     @property
@@ -135,19 +136,29 @@ class ServedModel:
         """Raises NotFound unless `name` is this model's or that of an adapter."""
         self.adapter_of(name)
 
-    def adapter_of(self, name: str) -> str:
-        """The digest of the adapter that is served by a name; empty for the model itself. Raises NotFound."""
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that requests may name, as it is listed: the model, what it is called without an adapter where it has one
+        by default, and its adapters."""
+        return (self.name, *((BASE,) if self.adapters.default else ()), *self.adapters)
+
+    def adapter_of(self, name: str) -> tuple[str, str]:
+        """Name and digest of the adapter that answers a request for `name`; both empty for the model itself. Raises
+        NotFound."""
         if name == self.name:
-            return ""
+            default = self.adapters.default
+            return (default, self.adapters[default]) if default else ("", "")
+        if name == BASE:
+            return "", ""
         lora_id = self.adapters.get(name)
         if lora_id is None:
-            names = ", ".join(map(repr, (self.name, *self.adapters)))
+            names = ", ".join(map(repr, self.names))
             raise NotFound(
                 "MODEL_NOT_FOUND",
                 f"the model {name!r} does not exist; this server has {names}",
                 field="model",
             )
-        return lora_id
+        return (name, lora_id) if lora_id else ("", "")
 
 
 def _defaults(checkpoint: Checkpoint, vocab_size: int, max_model_len: int) -> GenerationDefaults:

@@ -18,6 +18,7 @@ from services.gateway.reading.short_prompts import is_short
 from services.gateway.reading.structured.spellings import read_constraint
 from services.gateway.reading.unsupported import refuse_unsupported, unsupported
 from services.gateway.reading.valid_request import ValidRequest
+from shared.lora.modules import BASE
 from shared.queue.token_log import encode_tokens, stride
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest
 from tessera.scheduler.v1.queue_pb2 import ReplyFormat, ReplyKind
@@ -76,20 +77,19 @@ def check_model(name: str | None, model: ServedModel) -> None:
 
 
 def read_adapter(name: str | None, model: ServedModel) -> tuple[str, str]:
-    """The name and the digest of the adapter that `model` in a body names; empty for the model itself, which None means
-    too. Raises NotFound for the name of another model."""
+    """The name and the digest of the adapter that answers where `model` in a body names this; empty for the model
+    itself. None is the served name. Raises NotFound for the name of another model."""
     if name is None or (name in _NO_MODEL and name not in model.adapters):
-        return "", ""
-    lora_id = model.adapter_of(name)
-    return (name, lora_id) if lora_id else ("", "")
+        name = model.name
+    return model.adapter_of(name)
 
 
 def check_adapter(field: str, name: str | None, model: ServedModel) -> None:
-    """Raises InvalidRequest unless `name`, of a field of its own, is an adapter's. None and "" are none."""
-    if name and name not in model.adapters:
-        raise wrong(
-            field, f"is no adapter of this server, which has {len(model.adapters)}: leave it out"
-        )
+    """Raises InvalidRequest unless `name`, of a field of its own, is an adapter's, or that of the model without one.
+    None and "" are not given."""
+    if name and name != BASE and name not in model.adapters:
+        known = ", ".join(map(repr, (BASE, *model.adapters)))
+        raise wrong(field, f"must be one of this server's adapters ({known}), not {name[:64]!r}")
 
 
 def read_generation(

@@ -29,7 +29,8 @@ class GenerationOptions(StructuredFields, kw_only=True):
     model: Annotated[
         str | None,
         about(
-            "the served name or an adapter's; `dummy` and `tgi` mean the served one",
+            "the served name, or an adapter's; `base` is the model without an adapter, `dummy` and `tgi` the served"
+            " name",
             "the served one",
         ),
     ] = None
@@ -42,7 +43,8 @@ class GenerationOptions(StructuredFields, kw_only=True):
     ] = None
     stream: Annotated[bool | None, about("true: the answer comes as events", "false")] = None
     stream_options: Annotated[
-        StreamOptions | None, about("what events say beside the text; with `stream` alone")
+        StreamOptions | None,
+        about("`include_usage`, `continuous_usage_stats`; with `stream` alone"),
     ] = None
     echo: Annotated[bool | None, about("the prompt before each answer", "false")] = None
     add_special_tokens: Annotated[

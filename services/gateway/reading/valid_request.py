@@ -38,6 +38,8 @@ class ValidRequest:
     constraint: Constraint | None = None
     # The same with the form of an answer whose prompt ends within reasoning, where that is another.
     within_reasoning: "ValidRequest | None" = None
+    # Whether `sampling.max_tokens` is lowered to what the prompt leaves of the model's length, in place of a refusal.
+    lowers_max_tokens: bool = False
     # What its prompt becomes where no text is generated.
     pooling: PoolingParams | None = None
     # Where `prepare` has tickets for media.

@@ -4,7 +4,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +24,8 @@ LIBRARIES = (
     "libacl_op_compiler.so",
     "libatb.so",
 )
+# What CANN's compiler of operators imports, as modules; the extra `npu` has them all.
+COMPILER_MODULES = ("absl", "attr", "cffi", "decorator", "psutil", "scipy", "sympy", "yaml")
 # In a process of its own: the libraries print, start threads, and end a process whose driver is broken.
 _PROBE = """
 import ctypes, importlib.metadata, importlib.util, json, sys
@@ -38,11 +40,13 @@ def load(name):
     except OSError as error:
         errors[name] = str(error)
 errors, status, count = {}, -1, ctypes.c_uint32()
-libraries = [load(name) for name in sys.argv[1:]]
+names, modules = (argument.split() for argument in sys.argv[1:])
+libraries = [load(name) for name in names]
 if libraries[0]:
     status = libraries[0].aclInit(None) or libraries[0].aclrtGetDeviceCount(ctypes.byref(count))
-print(json.dumps({"torch": version("torch"), "torch_npu": version("torch_npu"), "errors": errors,
-                  "status": status, "devices": count.value}))
+print(json.dumps({"torch": version("torch"), "torch_npu": version("torch_npu"), "numpy": version("numpy"),
+                  "lacks": [name for name in modules if not importlib.util.find_spec(name)],
+                  "errors": errors, "status": status, "devices": count.value}))
 """
 
 
@@ -52,6 +56,8 @@ class Probe:
 
     torch: str = ""  # version; empty if it is not installed
     torch_npu: str = ""
+    numpy: str = ""
+    lacks: Sequence[str] = ()  # of COMPILER_MODULES
     errors: Mapping[str, str] = field(default_factory=dict)  # library -> why it cannot be loaded
     status: int = -1  # of the runtime's start and count; -1 if there is no runtime
     devices: int = 0
@@ -103,7 +109,7 @@ class AscendHost:
     @cached_property
     def probe(self) -> Probe:
         """What a process with this environment can load; nothing if that process crashes."""
-        done = self.python(_PROBE, *LIBRARIES)
+        done = self.python(_PROBE, " ".join(LIBRARIES), " ".join(COMPILER_MODULES))
         lines = done.stdout.splitlines() if done else []
         return Probe(**json.loads(lines[-1])) if lines and lines[-1].startswith("{") else Probe()
 

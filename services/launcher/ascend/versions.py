@@ -1,7 +1,8 @@
 """Which torch, torch_npu and CANN belong together.
 
-Source: the table in https://github.com/Ascend/pytorch/blob/master/COMPATIBILITY.en.md, August 2026, of which this is
-the part that this project takes (torch 2.8 and newer). torch_npu 2.13.0 was not in it yet.
+Sources: https://github.com/Ascend/pytorch/blob/master/COMPATIBILITY.en.md of August 2026, and for the releases of
+September and October those of https://gitcode.com/Ascend/pytorch (26.1.1) and https://gitcode.com/ascend/op-plugin
+(26.2.0); of each the part with torch 2.8 and newer.
 """
 
 import re
@@ -9,9 +10,20 @@ from pathlib import Path
 
 # torch_npu -> CANN, the oldest that it is built for
 CANN_OF = {
+    "2.14.0": "9.2.0",
+    "2.13.0": "9.2.0",
+    "2.12.0.post3": "9.2.0",
+    "2.12.0.post2": "9.1.0",
     "2.12.0": "9.1.0",
+    "2.11.0.post3": "9.2.0",
+    "2.11.0.post2": "9.1.0",
     "2.11.0": "9.1.0",
+    "2.10.0.post7": "9.2.0",
+    "2.10.0.post6": "9.1.0",
     "2.10.0.post4": "9.1.0",
+    "2.10.0": "9.0.0",
+    "2.9.0.post9": "9.2.0",
+    "2.9.0.post8": "9.1.0",
     "2.9.0.post6": "9.1.0",
     "2.9.0.post2": "9.0.0",
     "2.9.0": "8.5.0",
@@ -23,16 +35,20 @@ CANN_OF = {
 
 def cann_for(torch_npu: str) -> str:
     """The oldest CANN for a torch_npu: that of the next older entry with the same torch. For a torch that is not in
-    the table that of the newest entry before it, and empty for one that is older than all.
+    the table that of the newest one before it, without corrections; empty for one that is older than all.
     """
-    older = [known for known in CANN_OF if number(known) <= number(torch_npu)]
-    return CANN_OF[max(older, key=number)] if older else ""
+    given = number(torch_npu)
+    older = [known for known in CANN_OF if number(known) <= given]
+    of_same = [known for known in older if belong_together(known, torch_npu)]
+    firsts = [known for known in older if "post" not in known]
+    return CANN_OF[max(of_same or firsts, key=number)] if older else ""
 
 
 def torch_npu_for(cann: str) -> list[str]:
-    """Releases of torch_npu that were made for a CANN, the newest first."""
+    """Releases of torch_npu that were made for a CANN, or for the newest before it, the newest first."""
+    older = [number(made_for) for made_for in CANN_OF.values() if number(made_for) <= number(cann)]
     return [
-        torch_npu for torch_npu, made_for in CANN_OF.items() if number(made_for) == number(cann)
+        name for name, made_for in CANN_OF.items() if number(made_for) == max(older, default=())
     ]
 
 

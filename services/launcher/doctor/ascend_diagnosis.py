@@ -22,6 +22,7 @@ _NNAL_LIBRARY = LIBRARIES[-1]
 # Some releases of torch_npu want the torch with the label `+cpu` on x86_64, which no other index has.
 _TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 _LEAST_HELD_MB = 1024  # what services of the system hold is less
+_FIRST_WITH_NUMPY_2 = versions.number("9.0.0")
 _IMPORT_S = 120.0
 _IMPORT = """
 import torch, torch_npu
@@ -180,6 +181,7 @@ def _software(host: AscendHost) -> Iterator[Finding]:
     yield _pair(host)
     if finding := _toolkit_fits(host):
         yield finding
+    yield from _compiler(host)
 
 
 def _toolkit_loads(host: AscendHost) -> bool:
@@ -222,7 +224,8 @@ def _pair(host: AscendHost) -> Finding:
     if not torch_npu:
         base = ".".join(map(str, versions.number(torch)[:3])) if torch else ""
         wanted = f"torch_npu=={base}.*" if base else "torch_npu"
-        return Finding(what, "is not installed", f"pip install '{wanted}' (docs/ascend.md)")
+        install = f"pip install --extra-index-url {_TORCH_INDEX} '{wanted}' (docs/ascend.md)"
+        return Finding(what, "is not installed", install)
     if torch and not versions.belong_together(torch, torch_npu):
         base = ".".join(map(str, versions.number(torch_npu)[:3]))
         found = f"{torch_npu} was built for torch {base}, and torch {torch} is installed"
@@ -230,11 +233,15 @@ def _pair(host: AscendHost) -> Finding:
     return Finding(what, f"{torch_npu} with torch {torch or '(not found)'}")
 
 
+def _cann(host: AscendHost) -> str:
+    """The toolkit's version; empty if it is not known."""
+    home = host.environment.get("ASCEND_HOME_PATH", "")
+    return versions.installed_cann(host.path(home)) if home else ""
+
+
 def _toolkit_fits(host: AscendHost) -> Finding | None:
     """Whether the CANN that is here is one that the installed torch_npu was built for."""
-    home = host.environment.get("ASCEND_HOME_PATH", "")
-    cann = versions.installed_cann(host.path(home)) if home else ""
-    torch_npu = host.probe.torch_npu
+    cann, torch_npu = _cann(host), host.probe.torch_npu
     wanted = versions.cann_for(torch_npu) if torch_npu else ""
     if not (cann and wanted):
         return None
@@ -247,6 +254,19 @@ def _toolkit_fits(host: AscendHost) -> Finding | None:
     if versions.number(cann) > versions.number(wanted):
         return Finding("versions", found, "if operations fail, install a pair", needed=False)
     return Finding("versions", f"torch_npu {torch_npu} belongs to CANN {cann}")
+
+
+def _compiler(host: AscendHost) -> Iterator[Finding]:
+    """What keeps CANN from compiling an operator, which it does where a package of kernels has none for its shapes."""
+    lacks, numpy, cann = host.probe.lacks, host.probe.numpy, _cann(host)
+    if lacks:
+        found = f"modules of Python are not there that CANN's compiler of operators imports: {', '.join(lacks)}"
+        yield Finding("CANN's compiler", found, "pip install -e '.[npu]'", needed=False)
+    is_older = bool(cann) and versions.number(cann) < _FIRST_WITH_NUMPY_2
+    if is_older and not numpy.startswith("1."):
+        found = f"is made for numpy 1 before CANN 9, and this is CANN {cann} with numpy {numpy}"
+        remedy = "if the device cannot be opened (error 500001), install CANN 9.0.0 or newer"
+        yield Finding("CANN's compiler", found, remedy, needed=False)
 
 
 def _runtime(host: AscendHost) -> Iterator[Finding]:

@@ -1,9 +1,9 @@
 """Offline use: `from tessera import LLM, SamplingParams` runs a whole system as child processes of a Python program."""
 
-from services.launcher.offline.adapters import LoRARequest
 from services.launcher.offline.async_engine import AsyncEngine, AsyncEngineArgs, AsyncLLMEngine
 from services.launcher.offline.errors import EngineFailed, RequestRefused
 from services.launcher.offline.llm import LLM
+from services.launcher.offline.lora_request import LoRARequest
 from services.launcher.offline.outputs import (
     CompletionOutput,
     Logprob,

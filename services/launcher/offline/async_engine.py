@@ -62,7 +62,7 @@ class AsyncEngine:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs as they come, each with all that has come so far; the last one is `finished`. Leaving it before
         cancels the request. `prompt`, or `inputs` as older versions of vLLM call it, is what `LLM.generate` takes;
-        `request_id` is the caller's name for the request, for `abort`; `lora_request` is an adapter's name.
+        `request_id` is the caller's name for the request, for `abort`; `lora_request` as of `LLM.generate`.
 
         Raises RequestRefused, EngineFailed.
         """

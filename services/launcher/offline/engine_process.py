@@ -17,7 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from services.launcher.offline.errors import EngineFailed
-from services.launcher.offline.flags import OWN_VARIABLES, serve_arguments
+from services.launcher.offline.flags import (
+    OWN_VARIABLES,
+    engine_flags,
+    lora_modules,
+    serve_arguments,
+)
 from services.launcher.offline.requests import Requests
 from services.launcher.offline.token_texts import TokenTexts
 from services.launcher.ports import free_ports
@@ -40,7 +45,10 @@ class EngineProcess:
 
     def __init__(self, model: str | Path | None, flags: Mapping[str, Any]) -> None:
         """Raises TypeError or ValueError for wrong flags. Returns before the services are ready."""
+        flags = engine_flags(flags)
         arguments = serve_arguments(model, flags)
+        self._modules = lora_modules(flags)
+        self._loads_adapters = flags.get("allowed_adapter_dir") is not None
         self.token_texts = TokenTexts(model, str(flags.get("revision") or ""))
         self.port, grpc_port = free_ports(_HOST, 2)
         self.key = secrets.token_urlsafe(32)
@@ -63,7 +71,14 @@ class EngineProcess:
 
     def requests(self) -> Requests:
         """What sends requests to it, for one event loop."""
-        return Requests(self.url, self.key, self.failure, self.token_texts)
+        return Requests(
+            self.url,
+            self.key,
+            self.failure,
+            self.token_texts,
+            self._modules,
+            loads_adapters=self._loads_adapters,
+        )
 
     @property
     def pid(self) -> int:

@@ -9,6 +9,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from services.launcher.settings import ServeSettings
+from shared.errors import InvalidRequest
+from shared.lora.modules import parse_modules
 from shared.settings import DEMO_MODEL
 
 # What an engine of one's own decides itself: it is reached by nobody else, and answers are the model's text as it is.
@@ -20,6 +22,7 @@ _OWN = frozenset(
         "tenant_weights", "tool_call_parser",
     }
 )  # fmt: skip
+_ENABLE = "enable_lora"
 _FIXED = {
     "host": "127.0.0.1",
     "redis_url": "",
@@ -40,6 +43,28 @@ _DEFAULTS: Mapping[str, Any] = {
 OWN_VARIABLES = tuple(
     f"TESSERA_{service}{name.upper()}" for name in sorted(_OWN) for service in ("", "GATEWAY_")
 )
+
+
+def engine_flags(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The flags of `tessera serve` that arguments mean: `enable_lora`, vLLM's, lets adapters be loaded from any folder
+    unless `allowed_adapter_dir` says from which. Raises TypeError, ValueError for contradictions."""
+    flags = dict(given)
+    enabled = flags.pop(_ENABLE, None)
+    if enabled is not None and not isinstance(enabled, bool):
+        raise TypeError(f"{_ENABLE} must be True or False, not {enabled!r}")
+    if enabled is False and (flags.get("lora_modules") or flags.get("allowed_adapter_dir")):
+        raise ValueError(f"{_ENABLE}=False contradicts lora_modules and allowed_adapter_dir")
+    if enabled and flags.get("allowed_adapter_dir") is None:
+        flags["allowed_adapter_dir"] = "/"
+    return flags
+
+
+def lora_modules(flags: Mapping[str, Any]) -> dict[str, Path]:
+    """Folders of adapters by name, of the flag of this name. Raises ValueError."""
+    try:
+        return parse_modules(_plain("lora_modules", flags.get("lora_modules") or ""))
+    except InvalidRequest as error:
+        raise ValueError(error.message) from None
 
 
 def serve_arguments(model: str | Path | None, flags: Mapping[str, Any]) -> list[str]:

@@ -26,7 +26,8 @@ class LLM:
 
     def __init__(self, model: str | Path | None = None, **flags: Any) -> None:
         """`model`: a checkpoint folder or a name on the hub; the demo model unless given. `flags` are those of
-        `tessera serve`, such as `max_model_len=4096`. Returns when the model is ready.
+        `tessera serve`, such as `max_model_len=4096`; `enable_lora=True` lets prompts name folders of adapters.
+        Returns when the model is ready.
 
         Raises TypeError or ValueError for wrong flags, EngineFailed where the model cannot be served.
         """
@@ -53,7 +54,7 @@ class LLM:
         `prompt` (or `prompt_token_ids`) and `multi_modal_data`: `{"image": ...}`, one or a list of paths, URLs, bytes
         of files or PIL images; `video` likewise. `sampling_params`: for all, or one for each; None takes the model's
         own defaults and 16 tokens. `use_tqdm` shows on a terminal how many are answered. `lora_request`: an adapter's
-        name, for all or one for each; None is the model itself.
+        name, or a `LoRARequest` whose folder is loaded if need be, for all or one for each; None is the model.
 
         Raises RequestRefused for the first prompt that cannot be answered; the others are then cancelled.
         """

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from services.launcher.offline.lora_request import LoRARequest
 from services.launcher.offline.media import media_url
 
 COMPLETIONS = "/v1/completions"
@@ -17,11 +18,12 @@ _PIL = "image_pil"
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """Where a prompt is sent, the fields that it is sent as, and its text where it is one."""
+    """Where a prompt is sent, the fields that it is sent as, its text where it is one, and the adapter it names."""
 
     path: str
     body: Mapping[str, Any] = field(repr=False)
     text: str | None = None
+    adapter: LoRARequest | None = None
 
 
 def read_prompt(value: Any) -> Prompt:

@@ -3,11 +3,14 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from services.launcher.offline.answer import AnswerFold
 from services.launcher.offline.errors import EngineFailed, raised
 from services.launcher.offline.outputs import RequestOutput
+from services.launcher.offline.path_adapters import PathAdapters
 from services.launcher.offline.prompts import CHAT, Prompt
 from services.launcher.offline.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
 from services.launcher.offline.token_texts import TokenTexts
@@ -25,10 +28,20 @@ class Requests:
     """Sends requests. `failure` says why the services have ended for good, empty as long as they have not."""
 
     def __init__(
-        self, url: str, key: str, failure: Callable[[], str], token_texts: TokenTexts
+        self,
+        url: str,
+        key: str,
+        failure: Callable[[], str],
+        token_texts: TokenTexts,
+        modules: Mapping[str, Path],
+        *,
+        loads_adapters: bool,
     ) -> None:
+        """modules: folders of adapters that the services have from their start; loads_adapters: whether they may load
+        others."""
         self._token_texts = token_texts
         self._client = Client([url], api_key=key, patience_s=_PATIENCE_S)
+        self._adapters = PathAdapters(self._client, modules, by_path=loads_adapters)
         self._failure = failure
         self._places = asyncio.Semaphore(_AT_ONCE)
 
@@ -47,7 +60,8 @@ class Requests:
         fold = await self._fold(request_id, prompt, params)
         async with self._places:
             try:
-                async with contextlib.aclosing(self._events(prompt, params, aborted)) as events:
+                named = await self._named(prompt)
+                async with contextlib.aclosing(self._events(named, params, aborted)) as events:
                     async for event in events:
                         if fold.add(event) and not fold.has_ended:
                             yield fold.output(finished=False)
@@ -63,7 +77,8 @@ class Requests:
         fold = await self._fold(request_id, prompt, params)
         async with self._places:
             try:
-                async with contextlib.aclosing(self._events(prompt, params, None)) as events:
+                named = await self._named(prompt)
+                async with contextlib.aclosing(self._events(named, params, None)) as events:
                     async for event in events:
                         fold.add(event)
             except ClientError as error:
@@ -73,6 +88,13 @@ class Requests:
     def close(self) -> None:
         """Closes the connections."""
         self._client.close()
+
+    async def _named(self, prompt: Prompt) -> Prompt:
+        """The same, with the name of its adapter in its fields. Raises ValueError, ClientError."""
+        if prompt.adapter is None:
+            return prompt
+        name = await self._adapters.name_of(prompt.adapter)
+        return replace(prompt, body={**prompt.body, "model": name})
 
     async def _fold(
         self, request_id: str, prompt: Prompt, params: SamplingParams | None

@@ -62,8 +62,8 @@ class RunSettings(DecoderOptions, SchedulerOptions, ChatTemplateSettings, Family
     output_dir: Path = Field(Path(), description="Folder of the two files.")
     lora_adapter_id: str = Field(
         "",
-        description="Name of the adapter, of those that --lora-modules gives, that answers; the model itself unless"
-        " given.",
+        description="Name of the adapter that answers, of --lora-modules or of lora_adapter.json in the model's folder;"
+        " base is none. The only one of that file unless given.",
     )
     num_beams: int = Field(1, ge=1, description="Beams of beam search; 1 is none.")
     temperature: float = Field(1.0, ge=0, le=2, description="0 takes the likeliest token.")

@@ -8,6 +8,7 @@
 #include "layer.h"
 #include "linear.h"
 #include "pool.h"
+#include "quantized_linear.h"
 #include "rows.h"
 #include "shortlist.h"
 
@@ -38,7 +39,9 @@ template <class T>
 void adapted_linear(const Linear& layer, const Additions& additions, const void* x, void* y, int64_t rows,
                     int64_t x_stride, int64_t y_stride) {
     const auto* in = (const typename T::Element*)x;
-    linear<T>(*pool, layer, in, x_stride, y, y_stride, rows, nullptr, additions.empty() ? nullptr : &additions);
+    const Additions* some = additions.empty() ? nullptr : &additions;
+    if (layer.quantized) return quantized_linear<T>(*pool, layer, in, x_stride, y, y_stride, rows, some);
+    linear<T>(*pool, layer, in, x_stride, y, y_stride, rows, nullptr, some);
 }
 
 }  // namespace
@@ -80,17 +83,26 @@ void tessera_pack(int type, const void* weight, int64_t outputs, int64_t inputs,
                         (T::Element*)panels));
 }
 
+// See `pack_codes`.
+void tessera_pack_codes(const void* codes, int64_t outputs, int64_t inputs, int bits, int64_t group, int epilogue,
+                        void* panels) {
+    pack_codes(*pool, (const uint8_t*)codes, outputs, inputs, bits, group, epilogue, (uint8_t*)panels);
+}
+
 // y = x w^T in bfloat16, all of it contiguous, for one that has no `Linear` to pass: `trial_process.py`.
 void tessera_try_linear(const void* panels, int64_t inputs, int64_t outputs, const void* x, void* y,
                         int64_t rows) {
-    const Linear layer = {(const int32_t*)panels, nullptr, inputs, outputs, PLAIN, SAME};
+    const Linear layer = {(const int32_t*)panels, nullptr, inputs, outputs, PLAIN, SAME, nullptr};
     linear<BFloat16>(*pool, layer, (const BFloat16::Element*)x, inputs, y, outputs, rows);
 }
 
 // y: rows of the layer's outputs, or one `Largest` for each row; see `Result`.
 void tessera_linear(int type, const Linear* layer, const void* x, void* y, int64_t rows,
                     int64_t x_stride, int64_t y_stride) {
-    TYPED(type, linear<T>(*pool, *layer, (const T::Element*)x, x_stride, y, y_stride, rows));
+    if (layer->quantized)
+        TYPED(type, quantized_linear<T>(*pool, *layer, (const T::Element*)x, x_stride, y, y_stride, rows));
+    else
+        TYPED(type, linear<T>(*pool, *layer, (const T::Element*)x, x_stride, y, y_stride, rows));
 }
 
 // The same with what is added by the adapter of each segment, its first product's additions; `segments` are of so many

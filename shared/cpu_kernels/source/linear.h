@@ -157,32 +157,75 @@ static void multiply_panel(const LinearCall& call, int64_t panel, Running* best)
     }
 }
 
+// The largest of each row of a tile of panels so far, where they are asked for; this thread's until the next call.
+static inline Running* begin_largest(const LinearCall& call) {
+    static thread_local std::vector<Running> best;
+    if (call.largest) best.assign(call.rows, Running{broadcast(-INFINITY), broadcast_int(-1), ints{}});
+    return best.data();
+}
+
+static inline void end_largest(const LinearCall& call, int tile, const Running* best) {
+    if (call.largest)
+        for (int64_t r = 0; r < call.rows; r++) call.largest[tile * call.rows + r] = settle(best[r]);
+}
+
+// The inputs of what is added come first: whether that is what this tile is, else which of the panels' tiles it is.
+// Nobody waits for all of them before the sums they are added to.
+template <class T>
+static inline bool takes_inputs(const LinearCall& call, int& tile) {
+    if (!call.added) return false;
+    if (tile >= call.added->tiles) {
+        tile -= call.added->tiles;
+        return false;
+    }
+    take_input_tile<T>(*call.added_inputs, tile);
+    call.added->done->fetch_add(1, std::memory_order_release);
+    return true;
+}
+
 template <class T>
 static void linear_tile(void* context, int tile) {
     const auto& call = *(const LinearCall*)context;
     const DenormalsAreZero<T> flushed;
-    if (call.added) {
-        // The inputs of what is added come first. Nobody waits for all of them before the sums they are added to.
-        if (tile < call.added->tiles) {
-            take_input_tile<T>(*call.added_inputs, tile);
-            call.added->done->fetch_add(1, std::memory_order_release);
-            return;
-        }
-        tile -= call.added->tiles;
-    }
+    if (takes_inputs<T>(call, tile)) return;
     const int64_t first = tile * call.panels_each;
     const int64_t last = std::min(call.panels, first + call.panels_each);
-    static thread_local std::vector<Running> best;
-    if (call.largest)
-        best.assign(call.rows, Running{broadcast(-INFINITY), broadcast_int(-1), ints{}});
+    Running* best = begin_largest(call);
     if (call.by_tiles)
-        multiply_by_tiles(call, first, last, best.data());
+        multiply_by_tiles(call, first, last, best);
     else
         for (int64_t place = first; place < last; place++)
-            multiply_panel<T>(call, call.panel(place), best.data());
-    if (call.largest)
-        for (int64_t r = 0; r < call.rows; r++)
-            call.largest[tile * call.rows + r] = settle(best[r]);
+            multiply_panel<T>(call, call.panel(place), best);
+    end_largest(call, tile, best);
+}
+
+// Divides the panels of a call, all or those chosen, into tiles for the threads, and merges what they found.
+static void run_panels(Pool& pool, LinearCall& call, int64_t panel_bytes, Pool::Work work, void* context) {
+    const Linear& layer = *call.layer;
+    const int64_t width = layer.epilogue == SWIGLU ? LANES : PANEL;
+    if (!call.chosen) call.panels = (layer.outputs + width - 1) / width;
+    const int64_t bytes = panel_bytes * call.panels * std::max<int64_t>(1, call.rows / 4);
+    // Few enough that taking one costs nothing, many enough that a delayed thread costs little.
+    const bool alone = bytes < LEAST_BYTES || pool.threads() == 1;
+    const int64_t most = alone ? 1 : std::min<int64_t>(call.panels, 16 * pool.threads());
+    call.panels_each = (call.panels + most - 1) / most;
+    const int64_t tiles = (call.panels + call.panels_each - 1) / call.panels_each;
+    static thread_local std::vector<Largest> found;
+    if (layer.result == LARGEST) {
+        found.resize(tiles * call.rows);
+        call.largest = found.data();
+    }
+    pool.run((int)tiles + (call.added ? call.added->tiles : 0), work, context);
+    if (layer.result != LARGEST) return;
+    auto* results = (Largest*)call.y;
+    for (int64_t r = 0; r < call.rows; r++) {
+        results[r] = found[r];
+        for (int64_t tile = 1; tile < tiles; tile++) {
+            const Largest& other = found[tile * call.rows + r];
+            if (other.value > results[r].value || other.value != other.value) results[r] = other;
+            if (results[r].value != results[r].value) break;
+        }
+    }
 }
 
 template <class T>
@@ -223,7 +266,6 @@ static void linear(Pool& pool, const Linear& layer, const typename T::Element* x
                    const std::vector<int32_t>* chosen = nullptr, const Additions* additions = nullptr) {
     if (rows == 0) return;
     typedef typename VectorsOf<T>::Type V;
-    const int64_t width = layer.epilogue == SWIGLU ? LANES : PANEL;
     LinearCall call{&layer, nullptr, 0, y, y_stride, rows, 0, 0, nullptr, nullptr, false};
     Added added;
     InputCall inputs;
@@ -241,34 +283,12 @@ static void linear(Pool& pool, const Linear& layer, const typename T::Element* x
         call.x_stride = x_stride / T::PER_UNIT;
         if (call.by_tiles) call.rest = rest_of_rows((const uint16_t*)x, x_stride, layer.inputs, rows);
     }
-    call.panels = (layer.outputs + width - 1) / width;
     if (chosen) {
         call.chosen = chosen->data();
         call.panels = (int64_t)chosen->size();
     }
     const int64_t panel_bytes = whole_steps<T>(layer.inputs) * PANEL * sizeof(typename T::Element);
-    const int64_t work = panel_bytes * call.panels * std::max<int64_t>(1, rows / 4);
-    // Few enough that taking one costs nothing, many enough that a delayed thread costs little.
-    const bool alone = work < LEAST_BYTES || pool.threads() == 1;
-    const int64_t most = alone ? 1 : std::min<int64_t>(call.panels, 16 * pool.threads());
-    call.panels_each = (call.panels + most - 1) / most;
-    const int64_t tiles = (call.panels + call.panels_each - 1) / call.panels_each;
-    static thread_local std::vector<Largest> found;
-    if (layer.result == LARGEST) {
-        found.resize(tiles * rows);
-        call.largest = found.data();
-    }
-    pool.run((int)tiles + (call.added ? added.tiles : 0), linear_tile<T>, &call);
-    if (layer.result != LARGEST) return;
-    auto* results = (Largest*)y;
-    for (int64_t r = 0; r < rows; r++) {
-        results[r] = found[r];
-        for (int64_t tile = 1; tile < tiles; tile++) {
-            const Largest& other = found[tile * rows + r];
-            if (other.value > results[r].value || other.value != other.value) results[r] = other;
-            if (results[r].value != results[r].value) break;
-        }
-    }
+    run_panels(pool, call, panel_bytes, linear_tile<T>, &call);
 }
 
 template <class T>
@@ -286,13 +306,8 @@ static void pack_panel(void* context, int panel) {
     auto* to = call.panels + panel * padded * PANEL;
     for (int64_t u = 0; u < units; u++)
         for (int c = 0; c < PANEL; c++) {
-            int64_t row = (int64_t)panel * PANEL + c;
-            bool real = row < call.outputs && u * T::PER_UNIT < call.inputs;
-            if (call.epilogue == SWIGLU) {
-                const int64_t column = (int64_t)panel * LANES + c % LANES;
-                real = column < call.outputs && u * T::PER_UNIT < call.inputs;
-                row = column + (c < LANES ? 0 : call.outputs);
-            }
+            const int64_t row = row_of_column(call.outputs, call.epilogue, panel, c);
+            const bool real = row >= 0 && u * T::PER_UNIT < call.inputs;
             for (int i = 0; i < T::PER_UNIT; i++)
                 *to++ = real ? call.weight[row * call.inputs + u * T::PER_UNIT + i] : 0;
         }

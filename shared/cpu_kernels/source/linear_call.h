@@ -26,6 +26,8 @@ static inline floats activate(int epilogue, floats x) {
     }
 }
 
+struct Quantized;  // `quantized_linear.h`
+
 struct Linear {
     const int32_t* panels;
     const float* bias;  // one for each column of the panels, or null
@@ -33,6 +35,7 @@ struct Linear {
     int64_t outputs;    // real columns; for SWIGLU those of the result
     int32_t epilogue;
     int32_t result;  // in the weight's type, in float32, or of each row the largest alone
+    const Quantized* quantized;  // what codes in `panels` mean; null: they are numbers
 };
 
 // The largest output of a row, the first of equals; not-a-number if there is one.
@@ -127,6 +130,17 @@ static inline void finish(const LinearCall& call, int64_t panel, int64_t row, fl
         if (count > LANES)
             write_some<T>(y + LANES, b, (int)std::min<int64_t>(LANES, count - LANES));
     }
+}
+
+// Which row of a weight is column `c` of a panel; -1 for padding. For SWIGLU the rows are `outputs` gates followed by what
+// they gate.
+static inline int64_t row_of_column(int64_t outputs, int epilogue, int64_t panel, int c) {
+    if (epilogue != SWIGLU) {
+        const int64_t row = panel * PANEL + c;
+        return row < outputs ? row : -1;
+    }
+    const int64_t column = panel * LANES + c % LANES;
+    return column < outputs ? column + (c < LANES ? 0 : outputs) : -1;
 }
 
 // Regions smaller than this are not worth waking other threads for: bytes of weights, or of work that

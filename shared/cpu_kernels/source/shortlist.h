@@ -28,6 +28,7 @@
 #include <cstdlib>
 #include <vector>
 
+#include "bytes.h"
 #include "linear.h"
 #include "tiles.h"
 
@@ -35,7 +36,6 @@ namespace tessera {
 
 constexpr int64_t MOST_INPUTS = 1 << 16;  // sums of bytes stay within 32 bits
 constexpr int SHORTLIST_ROWS = 4;         // of one call; with more rows multiplying dominates
-constexpr int ZERO_BYTE = 128;            // what a zero is stored as
 constexpr int SKETCH_TILES_FROM = 2;      // rows, where there are tiles
 constexpr int SKETCH_TILE = TILE_ROWS / 3;  // rows of one register tile: four sums for each
 
@@ -54,35 +54,10 @@ struct Shortlist {
     int32_t rest, pause;
 };
 
-// Adds to each lane the four products of its bytes (less ZERO_BYTE) and those of the unit (-64 to 64).
-// The instructions of x86 take the bytes as they are: `start` makes up for it.
-static inline ints dot_bytes(ints acc, ints bytes, int32_t unit) {
-    const ints both = broadcast_int(unit);
-#if defined(__AVX512VNNI__)
-    return (ints)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)bytes, (__m512i)both);
-#elif defined(__AVX512BW__)
-    // Pairs are at most 2 * 255 * 64: they fit in 16 bits.
-    const __m512i pairs = _mm512_maddubs_epi16((__m512i)bytes, (__m512i)both);
-    return acc + (ints)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
-#elif defined(__AVX2__)
-    const __m256i pairs = _mm256_maddubs_epi16((__m256i)bytes, (__m256i)both);
-    return acc + (ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-#else
-    const auto q = (int8x16_t)(bytes ^ broadcast_int((int32_t)0x80808080));
-    const auto x = (int8x16_t)both;
-    const int16x8_t low = vmull_s8(vget_low_s8(q), vget_low_s8(x));
-    return acc + (ints)vpaddlq_s16(vpaddq_s16(low, vmull_high_s8(q, x)));
-#endif
-}
+typedef ByteDots<255, 64> SketchDots;
 
-// Where `dot_bytes` begins for a row whose bytes add up to `sum`.
-static inline ints start(int32_t sum) {
-#if defined(__x86_64__)
-    return broadcast_int(-ZERO_BYTE * sum);
-#else
-    return ints{};
-#endif
-}
+// Where sums begin for a row whose bytes add up to `sum`.
+static inline ints start(int32_t sum) { return broadcast_int((SketchDots::TAKEN_OFF - ZERO_BYTE) * sum); }
 
 // A row in whole numbers p = 128 h + l.
 struct WholeRow {
@@ -171,14 +146,14 @@ static inline void add_bytes(const SketchCall& call, int64_t panel, int64_t row,
         low[r] = call.rows[row + r].low.data();
     }
     for (int64_t u = first; u < last; u++, w += PANEL) {
-        const ints a = load<ints>(w), b = load<ints>(w + LANES);
+        const auto a = SketchDots::prepare(load<ints>(w)), b = SketchDots::prepare(load<ints>(w + LANES));
         for (int word = 0; word < PANEL; word += 16) __builtin_prefetch(w + AHEAD_WORDS + word);
 #pragma GCC unroll 4
         for (int r = 0; r < R; r++) {
-            sums[r][0][0] = dot_bytes(sums[r][0][0], a, high[r][u]);
-            sums[r][0][1] = dot_bytes(sums[r][0][1], b, high[r][u]);
-            sums[r][1][0] = dot_bytes(sums[r][1][0], a, low[r][u]);
-            sums[r][1][1] = dot_bytes(sums[r][1][1], b, low[r][u]);
+            sums[r][0][0] = SketchDots::dot(sums[r][0][0], a, high[r][u]);
+            sums[r][0][1] = SketchDots::dot(sums[r][0][1], b, high[r][u]);
+            sums[r][1][0] = SketchDots::dot(sums[r][1][0], a, low[r][u]);
+            sums[r][1][1] = SketchDots::dot(sums[r][1][1], b, low[r][u]);
         }
     }
 }

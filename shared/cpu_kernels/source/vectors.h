@@ -63,17 +63,24 @@ static inline ints broadcast_int(int32_t x) { return x - ints{}; }
 
 static inline floats max(floats a, floats b) { return a > b ? a : b; }
 
-// a b + c in one rounding. Where bits must not depend on the compiler (`TESSERA_PORTABLE`, with contraction off) it is
-// asked for; elsewhere the compiler contracts by itself.
-static inline floats fused(floats a, floats b, floats c) {
-#if !defined(TESSERA_PORTABLE)
-    return a * b + c;
-#elif defined(__AVX512F__)
+// a b + c in one rounding, whatever the compiler.
+static inline floats fused_always(floats a, floats b, floats c) {
+#if defined(__AVX512F__)
     return (floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__AVX2__)
     return (floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #else
     return (floats)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#endif
+}
+
+// The same where bits must not depend on the compiler (`TESSERA_PORTABLE`, with contraction off); elsewhere it contracts
+// by itself.
+static inline floats fused(floats a, floats b, floats c) {
+#if !defined(TESSERA_PORTABLE)
+    return a * b + c;
+#else
+    return fused_always(a, b, c);
 #endif
 }
 
@@ -132,12 +139,21 @@ static inline halves to_bfloat16(floats v) {
 #endif
 }
 
-static inline floats from_bfloat16(halves v) {
+static inline ints widened(halves v) {
 #if defined(__ARM_NEON)
-    return (floats)vshlq_n_u32(vmovl_u16((uint16x4_t)v), 16);
+    return (ints)vmovl_u16((uint16x4_t)v);
 #else
-    return (floats)(__builtin_convertvector(v, ints) << 16);
+    return __builtin_convertvector(v, ints);
 #endif
+}
+
+static inline floats from_bfloat16(halves v) { return (floats)(widened(v) << 16); }
+
+// Exact for all that are finite, what is denormal included.
+static inline floats from_float16(halves v) {
+    const ints bits = widened(v);
+    const floats size = (floats)((bits & 0x7fff) << 13) * 0x1p112f;
+    return (floats)((ints)size | (bits & 0x8000) << 16);
 }
 
 // A unit is four bytes of a weight or of the cache: one float32, or a pair of neighbours in

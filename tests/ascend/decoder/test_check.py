@@ -7,14 +7,16 @@ from typing import Any
 import pytest
 import torch
 import torch_npu
+from torch_npu.npu import NPUGraph
 
-from services.decoder.devices.npu import trials
+from services.decoder.devices.npu import ranks_check, trials
 from services.decoder.devices.npu.check import result_of_forms
 from services.decoder.devices.npu.check_cases import Cases
+from services.decoder.devices.npu.check_steps import StepCases
 from services.decoder.devices.npu.device import NpuDevice
 from services.decoder.devices.npu.errors import explain
 from services.decoder.devices.npu.forms import Asked, Heads, Writing
-from shared.operation_check import Result, try_case
+from shared.operation_check import Case, Result, try_case
 
 Arguments = dict[str, Any]
 
@@ -31,7 +33,8 @@ def try_forms(device: NpuDevice, asked: Asked) -> Result:
 
 
 def test_every_operation_is_right(device: NpuDevice) -> None:
-    tried = [try_case(case, "", device.synchronize, explain) for case in Cases(device)]
+    cases = (*Cases(device), *StepCases(device))
+    tried = [try_case(case, "", device.synchronize, explain) for case in cases]
     wrong = [result for result in tried if not result.ok]
     assert not wrong
     heads = (Heads(4, 2, 64), Heads(4, 2, 64, window=True), Heads(8, 4, 256))
@@ -101,7 +104,7 @@ def test_a_kernel_with_a_fault_is_told(
         heads = q.shape[-2]  # the heads of one group among those of the others
         order = torch.arange(heads).view(2, -1).T.reshape(-1).to(q.device)
         out, *rest = kernel(q.index_select(-2, order), k, v, **given)
-        return (out.index_select(-2, order.argsort()), *rest)
+        return (out.index_select(-2, order.float().argsort()), *rest)
 
     monkeypatch.setattr(torch_npu, "npu_fused_infer_attention_score", faulty)
     result = try_forms(device, Heads(4, 2, 64, window=fault is with_a_wider_window))
@@ -143,3 +146,59 @@ def test_an_operation_that_fails_is_explained(
     result = try_case(case, "", device.synchronize, explain)
     assert not result.ok
     assert result.detail is not None and "ASCEND_LAUNCH_BLOCKING=1" in result.detail
+
+
+def steps(device: NpuDevice, name: str) -> list[Case]:
+    """Those of whole steps with this in their names."""
+    return [case for case in StepCases(device) if name in case.name]
+
+
+def test_a_graph_that_keeps_its_lengths_is_told(
+    device: NpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    update = NPUGraph.update
+
+    def with_those_of_the_capture(graph: NPUGraph, given: list[Arguments]) -> None:
+        [arguments] = given
+        lengths = [1] * len(arguments["actual_seq_lengths_kv"])
+        update(graph, [{"actual_seq_lengths_kv": lengths}])
+
+    monkeypatch.setattr(NPUGraph, "update", with_those_of_the_capture)
+    [case] = steps(device, "graph")
+    assert not try_case(case, "", device.synchronize, explain).ok
+
+
+def test_a_kernel_that_leaves_out_keys_of_long_contexts_is_told(
+    device: NpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = torch_npu.npu_fused_infer_attention_score
+
+    def up_to_2048_keys(q: Any, k: Any, v: Any, **given: Any) -> Any:
+        lengths = [min(2048, n) for n in given["actual_seq_lengths_kv"]]
+        return kernel(q, k, v, **_with_lengths(given, lengths))
+
+    case = next(case for case in StepCases(device) if "attention" in case.name)
+    monkeypatch.setattr(torch_npu, "npu_fused_infer_attention_score", up_to_2048_keys)
+    assert not try_case(case, "", device.synchronize, explain).ok
+
+
+def test_a_choice_of_tokens_that_goes_wrong_is_told(
+    device: NpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = steps(device, "drawn")
+    cumsum = torch.Tensor.cumsum
+    monkeypatch.setattr(torch.Tensor, "cumsum", lambda x, dim: cumsum(x, dim) - x)
+    for case in cases:
+        assert not try_case(case, "", device.synchronize, explain).ok
+
+
+@pytest.mark.parametrize("left_out", [0, 1])
+def test_all_devices_are_joined(monkeypatch: pytest.MonkeyPatch, left_out: int) -> None:
+    monkeypatch.setattr(torch_npu.npu, "device_count", lambda: 2)
+    monkeypatch.setenv("FAKE_NPU_COUNT", "2")
+    monkeypatch.setenv("FAKE_HCCL_LEFT_OUT", str(left_out))
+    found = list(ranks_check.results())
+    assert {result.name.partition(",")[0] for result in found} == {"HCCL"}
+    wrong = [result for result in found if not result.ok]
+    assert len(wrong) == (4 if left_out else 0)  # of two sizes, told by both ranks
+    assert left_out or len(found) == 3

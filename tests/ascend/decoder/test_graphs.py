@@ -1,6 +1,9 @@
 """Steps that only generate, replayed from graphs: tokens are those of steps without."""
 
+import gc
 from collections.abc import Callable
+from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +15,13 @@ from torch_npu import npu
 
 from services.decoder.devices.npu import device as npu_device
 from services.decoder.devices.npu.forms import Forms
+from services.decoder.loading import graphs as loading
 from services.decoder.loading.graphs import find_graphs, graph_bytes
 from services.decoder.loading.load import Loaded, load
 from services.decoder.settings import DecoderSettings
 from services.decoder.steps.step import Step
 from shared.errors import InvalidRequest
+from tests.ascend.simulator import counters, faults
 from tests.support.checkpoints import make_checkpoint
 from tests.support.decoder.step_stream import (
     NaiveScheduler,
@@ -212,10 +217,69 @@ def test_the_faster_way_is_taken_and_both_are_logged(loaded: Loaded) -> None:
     assert captured == ([ROWS] if graphs is not None else [])
 
 
+@pytest.mark.parametrize("is_faster", [True, False])
+def test_unless_told_otherwise_graphs_are_used_where_they_are_faster(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, is_faster: bool
+) -> None:
+    times = cycle([2.0, 1.0] if is_faster else [1.0, 2.0])  # called, replayed
+    monkeypatch.setattr(loading, "_milliseconds", lambda *_: next(times))
+    with capture_logs() as logs:
+        worker = load_decoder(folder).worker
+    assert (worker.graphs is not None) == is_faster
+    said = [line["event"] for line in logs if "graphs" in line["event"]]
+    assert said == ["graphs captured" if is_faster else "no graphs: they are slower here"]
+
+
+class Killed(BaseException):
+    """Ends a process."""
+
+
+def test_what_ended_a_start_is_not_tried_by_the_next_one(
+    loaded: Loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(loading, "_is_faster", lambda *_: True)
+    worker, device = loaded.worker, loaded.device
+    find = partial(find_graphs, model=worker._model, device=device, worker=worker)
+    begin = npu.NPUGraph.capture_begin
+
+    def end(*_: Any, **__: Any) -> None:
+        raise Killed
+
+    monkeypatch.setattr(npu.NPUGraph, "capture_begin", end)
+    monkeypatch.setattr(npu.NPUGraph, "capture_end", lambda _: None)
+    with pytest.raises(Killed):
+        find("auto")
+    monkeypatch.setattr(npu.NPUGraph, "capture_begin", begin)
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(loading, "_is_faster", lambda *_: True)
+    with capture_logs() as logs:
+        assert find("auto") is None
+    assert "--graphs on tries them again" in logs[-1]["reason"]
+    assert find("on") is not None
+    assert find("auto") is not None
+    with device.surviving("something that runs now"):
+        assert not device.ended_within("something that runs now")
+
+
+def test_a_device_that_computes_no_more_behind_graphs_ends_the_start(
+    loaded: Loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else every start would fail in the same way."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    device = loaded.device
+    with pytest.raises(RuntimeError, match="507015"), device.surviving("graphs"):
+        faults.plant(faulted=1)
+    faults.clear()
+    assert device.ended_within("graphs")
+
+
 def test_the_memory_of_graphs_is_counted(loaded: Loaded) -> None:
     worker, device = loaded.worker, loaded.device
     limits = worker.limits
     counted = graph_bytes("on", worker._model, device, limits.max_slots, limits.max_model_len)
+    gc.collect()  # decoders of the tests before would be given back meanwhile
     before = npu.memory_allocated()
     graphs = find_graphs("on", worker._model, device, worker)
     assert graphs is not None
@@ -228,9 +292,11 @@ def test_a_310p_has_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         load_decoder(folder, graphs="on")
 
 
-def test_the_code_of_transformers_runs_without(folder: Path) -> None:
+@pytest.mark.parametrize(("graphs", "level"), [("on", "warning"), ("auto", "info")])
+def test_the_code_of_transformers_runs_without(folder: Path, graphs: str, level: str) -> None:
     with capture_logs() as logs:
-        loaded = load_decoder(folder, graphs="on", model_backend="transformers")
+        loaded = load_decoder(folder, graphs=graphs, model_backend="transformers")
     assert loaded.worker.graphs is None
-    warning = next(line for line in logs if line["event"] == "no graphs")
-    assert "transformers" in warning["reason"]
+    [said] = [line for line in logs if line["event"] == "no graphs"]
+    assert "transformers" in said["reason"] and said["log_level"] == level
+    counters.on_ai_cpu.pop("cumsum of bool")  # of that code, which is as it is

@@ -16,6 +16,7 @@ SHARE, RESERVED = 0.8, 16 * MIB
 _LOAD = """
 import json, sys
 import torch, torch_npu
+from services.decoder.loading.graphs import graph_bytes
 from services.decoder.loading.load import load
 from services.decoder.settings import DecoderSettings
 from shared.errors import ServingError
@@ -27,12 +28,16 @@ except ServingError as error:
     print(json.dumps({"reason": error.reason, "message": error.message}))
     sys.exit()
 kv = sum(x.untyped_storage().nbytes() for layer in loaded.worker._kv for x in (layer.k, layer.v))
+free, total = torch_npu.npu.mem_get_info()
+outside = total - free - torch_npu.npu.memory_reserved()
 torch_npu.npu.empty_cache()
 print(json.dumps({
-    "total": torch_npu.npu.mem_get_info()[1],
+    "total": total,
+    "outside": outside,
     "allocated": torch_npu.npu.memory_allocated(),
     "kv": kv,
     "step": loaded.profile.step_bytes,
+    "graphs": graph_bytes(options["graphs"], loaded.worker._model, loaded.device, 1024, 1024),
 }))
 """
 
@@ -55,6 +60,7 @@ def load(
         "max_num_batched_tokens": 256,
         "max_model_len": 1024,
         "max_num_seqs": 1024,
+        "graphs": "off",
     }
     arguments = [str(folder), str(held), json.dumps({**wanted, **options})]
     code = f"import sys; sys.argv[1:] = {arguments!r}\n{_LOAD}"
@@ -64,18 +70,24 @@ def load(
 
 
 @pytest.mark.parametrize(
-    ("npu", "hbm_bytes"),
+    ("npu", "hbm_bytes", "graphs"),
     [
-        ("910B4", 256 * MIB),
-        pytest.param("910B4", 384 * MIB, marks=pytest.mark.full),
-        ("910B3", 512 * MIB),
+        ("910B4", 256 * MIB, "off"),
+        pytest.param("910B4", 384 * MIB, "on", marks=pytest.mark.full),
+        pytest.param("910B3", 512 * MIB, "off", marks=pytest.mark.full),
     ],
 )
-def test_the_cache_takes_what_the_rest_leaves(folder: Path, npu: str, hbm_bytes: int) -> None:
-    found = load(folder, hbm_bytes, npu)
+def test_the_cache_takes_what_the_rest_leaves(
+    folder: Path, npu: str, hbm_bytes: int, graphs: str
+) -> None:
+    found = load(folder, hbm_bytes, npu, graphs=graphs)
     assert found["total"] == hbm_bytes
-    weights = found["allocated"] - found["kv"]
-    expected = SHARE * hbm_bytes - weights - found["step"] - RESERVED
+    assert (found["graphs"] > 0) == (graphs == "on")
+    assert found["outside"] > hbm_bytes // 256  # what CANN takes here, and workspaces
+    held = 0 if graphs == "off" else found["graphs"]
+    weights = found["allocated"] - found["kv"] - held
+    taken = weights + found["step"] + found["outside"] + found["graphs"]
+    expected = SHARE * hbm_bytes - taken - RESERVED
     assert found["kv"] == pytest.approx(expected, rel=0.02)
 
 

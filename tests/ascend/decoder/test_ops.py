@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch_npu
@@ -73,6 +74,8 @@ def _sent(value: Any, device: torch.device) -> Any:
 def test_attention_over_pages(device: NpuDevice, size: int, heads: tuple[int, int]) -> None:
     pair = Pair(device, KVSpec(heads[1], size, size, HALF), 13)
     assert pair.attention(heads[0], [1, 1, 7, 140], [1, 300, 260, 140]) < 0.01
+    form = device.ops.forms.form(NpuHeads(heads[0], *device.ops.cached_heads(pair.kv)))
+    assert form is not None and form.name == "TND"  # one call for all rows, whatever the size
 
 
 @pytest.mark.parametrize(
@@ -119,6 +122,24 @@ def test_heads_of_256_by_newer_and_older_releases(
     assert (form and form.name) == found
 
 
+def test_a_kernel_may_count_windows_otherwise(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One that counts the query itself among the tokens before it is called so that it sees as many."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # where nothing is known of this kernel
+    kernel = torch_npu.npu_fused_infer_attention_score
+
+    def counting(*tensors: Tensor, **given: Any) -> Any:
+        return kernel(*tensors, **{**given, "pre_tokens": given["pre_tokens"] - 1})
+
+    monkeypatch.setattr(torch_npu, "npu_fused_infer_attention_score", counting)
+    device = NpuDevice(HALF)
+    pair = Pair(device, KVSpec(2, 64, 64, HALF), 13)
+    assert pair.attention(4, [1, 1, 7, 140], [1, 300, 260, 140], window=130) < 0.01
+    form = device.ops.forms.form(NpuHeads(4, 2, 64, window=True))
+    assert form is not None and form.name == "TND+1"
+
+
 @pytest.mark.parametrize("window", [None, 60])
 def test_spans_that_see_each_other_whole(device: NpuDevice, window: int | None) -> None:
     pair = Pair(device, KVSpec(2, 64, 64, HALF), 13)
@@ -153,7 +174,7 @@ def write_elsewhere(
     k: Tensor, v: Tensor, keys: Tensor, values: Tensor, slots: Tensor, cache_mode: str = ""
 ) -> None:
     """A kernel that has another layout in mind: all tokens of a head one behind the other."""
-    block, place = slots.long() // 128, slots.long() % 128
+    block, place = (slots // 128).long(), (slots % 128).long()
     for cache, rows in ((keys, k), (values, v)):
         cache.view(len(cache), rows.shape[1], 128, -1)[block, :, place] = rows
 
@@ -192,6 +213,7 @@ def test_blocks_go_out_and_in_without_being_waited_for(device: NpuDevice) -> Non
     src, dst = device.upload(torch.tensor([2, 3]).numpy(), torch.tensor([4, 5]).numpy())
     zeros = torch.zeros_like(k).to(ops.device)
     slot = device.upload(torch.tensor([7 * 128 + 3]).numpy())[0]
+    ops.scrub(cache, slot)  # the form of writing is found
     with counters.counted() as cost:
         ops.copy_blocks(cache, src, dst)
         ops.swap_blocks(cache, host, torch.tensor([4, 5]), torch.tensor([1, 2]))
@@ -203,6 +225,25 @@ def test_blocks_go_out_and_in_without_being_waited_for(device: NpuDevice) -> Non
     last = ops.export_block(cache, 7)[0].cpu()
     assert not last[3].any() and torch.equal(last[4:], v[4:])
     assert not ops.export_block(cache, 4)[0].cpu().any()
+
+
+def test_blocks_are_moved_wherever_they_go(device: NpuDevice) -> None:
+    """Keys and values, of different sizes, of blocks that lie side by side in one place and apart in the other."""
+    ops, spec = device.ops, KVSpec(2, 80, 48, HALF)
+    cache, host = ops.alloc_kv(spec, 8), ops.alloc_host_kv(spec, 6)
+    blocks = [(random(128, 2, 80, seed=n), random(128, 2, 48, seed=10 + n)) for n in range(4)]
+    for number, (k, v) in enumerate(blocks):
+        ops.import_block(cache, number, k, v)
+    apart = torch.tensor([0, 2, 3, 5])
+    ops.swap_blocks(cache, host, torch.arange(4), apart)
+    ops.swap_blocks(host, cache, apart, torch.arange(4, 8))
+    for number, block in enumerate(blocks):
+        for ours, theirs in zip(ops.export_block(cache, 4 + number), block, strict=True):
+            assert torch.equal(ours.cpu(), theirs)
+    ops.scrub(cache, device.upload(np.array([5 * 128 + 3]))[0])
+    for ours, theirs in zip(ops.export_block(cache, 5), blocks[1], strict=True):
+        assert not ours[3].any()
+        assert torch.equal(ours[4:].cpu(), theirs[4:]) and torch.equal(ours[:3].cpu(), theirs[:3])
 
 
 def test_the_first_of_the_largest_is_found(device: NpuDevice) -> None:
@@ -244,6 +285,7 @@ def test_an_operation_waits_for_nothing(device: NpuDevice) -> None:
     ops = device.ops
     table = torch.ones((2, 3), dtype=torch.int32, device=ops.device)
     q, slots = random(21, 4, 64).to(ops.device), torch.arange(21).to(ops.device)
+    ops.scrub(pair.kv, slots)  # and that of writing
     torch_npu.npu.synchronize()
     with counters.counted() as cost:
         meta = ops.make_meta([1, 20], [300, 260], table, slots, spans)

@@ -14,17 +14,20 @@ from tests.support.decoder.step_stream import (
     greedy,
     running_decoder,
 )
+from tests.support.generic_models import GENERIC_MODELS, make_generic_checkpoint
 
 
 @pytest.mark.parametrize(
-    ("dtype", "tie", "graphs"),
+    ("family", "dtype", "tie", "graphs"),
     [
-        ("float16", 0.05, "off"),
-        pytest.param("bfloat16", 0.1, "off", marks=pytest.mark.full),
-        pytest.param("float16", 0.05, "on", marks=pytest.mark.full),
+        ("qwen2", "float16", 0.05, "off"),
+        pytest.param("qwen2", "bfloat16", 0.1, "off", marks=pytest.mark.full),
+        pytest.param("qwen2", "float16", 0.05, "on", marks=pytest.mark.full),
+        pytest.param("qwen3_moe", "float16", 0.05, "off", marks=pytest.mark.full),
     ],
 )
 async def test_two_ranks(
+    family: str,
     dtype: str,
     tie: float,
     graphs: str,
@@ -35,7 +38,8 @@ async def test_two_ranks(
     monkeypatch.setenv(
         "FAKE_NPU_COUNT", "2"
     )  # for the other rank; this process knows its first NPU already
-    folder = make_checkpoint(tmp_path, "qwen2")
+    make = make_generic_checkpoint if family in GENERIC_MODELS else make_checkpoint
+    folder = make(tmp_path, family)
     texts = [Text(slot, prompt, greedy()) for slot, prompt in enumerate(prompts(3, 400))]
     options = {"device": "npu", "dtype": dtype, "graphs": graphs, "max_num_seqs": 4}
     async with (

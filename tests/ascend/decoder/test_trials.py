@@ -23,6 +23,7 @@ print(json.dumps([device.ops.forms.form(Heads(4, 2, 64)) is None, error]))
 """
 
 
+@pytest.mark.full
 @pytest.mark.timeout(600)
 def test_a_kernel_that_fails_costs_its_own_process_and_is_not_tried_again(tmp_path: Path) -> None:
     """One form fails, after which its process cannot try the next one, and that one ends its process."""

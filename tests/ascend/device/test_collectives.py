@@ -43,3 +43,5 @@ def test_two_ranks(tmp_path: Path) -> None:
     assert first["broadcast"] == [2] * 4
     assert first["host waits"] == 0
     assert first["replays"] == [7, 31]
+    # Two buffers of 200 MiB, a sixteenth as large as the memory is here.
+    assert first["memory of HCCL"] == 2 * (200 << 20) // 16

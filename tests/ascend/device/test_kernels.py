@@ -1,5 +1,6 @@
 """The custom ops of torch_npu: their results, and what they refuse."""
 
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -289,3 +290,72 @@ def test_an_unknown_argument_is_refused_by_the_schema() -> None:
 def test_a_custom_op_without_a_kernel_says_so() -> None:
     with pytest.raises(Refused, match="no kernel"):
         torch_npu.npu_geglu(torch.ones(2, 8, dtype=torch.float16, device="npu"))
+
+
+def routed(tokens: int = 5, experts: int = 4, chosen: int = 2) -> dict[str, Tensor]:
+    """Rows in the order of their experts, with what `npu_moe_init_routing_v2` says of them."""
+    x = random(tokens, 32).to("npu")
+    index = torch.arange(tokens * chosen, dtype=torch.int32).view(tokens, chosen) * 3 % experts
+    rows, order, groups, _ = torch_npu.npu_moe_init_routing_v2(
+        x,
+        index.to("npu"),
+        expert_num=experts,
+        expert_tokens_num_type=1,
+        expert_tokens_num_flag=True,
+        quant_mode=-1,
+    )
+    return {"x": x, "index": index, "rows": rows, "order": order, "groups": groups}
+
+
+def test_rows_of_experts_come_and_go_in_their_order() -> None:
+    of = routed()
+    assert of["groups"].tolist() == torch.bincount(of["index"].flatten(), minlength=4).tolist()
+    back = of["rows"].cpu()[of["order"].cpu().long()].view(5, 2, 32)
+    assert torch.equal(back, of["x"].cpu()[:, None].expand(5, 2, 32))
+
+
+def multiply(rows: Tensor, groups: Tensor, **changes: object) -> Tensor:
+    given: dict[str, object] = {"split_item": 2, "group_type": 0, "group_list_type": 1}
+    weight = random(4, 32, 16).to("npu")
+    found: Tensor = torch_npu.npu_grouped_matmul(
+        [rows], [weight], group_list=groups, **{**given, **changes}
+    )[0]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda of: multiply(of["rows"], of["groups"].int()), "group_list is int64"),
+        (lambda of: multiply(of["rows"], of["groups"] + 1), "groups of 14 rows"),
+        (lambda of: multiply(of["rows"][1:], of["groups"]), "groups of 10 rows, and 9"),
+        (lambda of: multiply(of["rows"], of["groups"], group_list_type=0), "group_list"),
+        (lambda of: multiply(of["rows"], of["groups"], split_item=0), "split_item 0"),
+        (
+            lambda of: multiply(of["rows"], of["groups"], bias=[of["rows"][:4, :16].float()]),
+            "bias torch.float32",
+        ),
+        (
+            lambda of: torch_npu.npu_moe_token_unpermute(
+                of["rows"], of["order"], probs=torch.ones(5, 2, device="npu")
+            ),
+            "probs torch.float32",
+        ),
+        (
+            lambda of: torch_npu.npu_moe_gating_top_k_softmax(of["x"], k=33),
+            "33 of 32",
+        ),
+        (
+            lambda of: torch_npu.npu_moe_init_routing_v2(
+                of["x"], of["index"].to("npu"), expert_num=3, quant_mode=-1
+            ),
+            "an index of 3",
+        ),
+    ],
+)
+@torch.inference_mode()
+def test_operators_for_experts_refuse_what_the_documents_refuse(
+    change: Callable[[dict[str, Tensor]], object], message: str
+) -> None:
+    with pytest.raises(Refused, match=message):
+        change(routed())

@@ -8,7 +8,8 @@ import torch
 from torch_npu import npu
 
 from tests.ascend.simulator import faults
-from tests.ascend.simulator.counters import counted, fault_found, synchronisations
+from tests.ascend.simulator.counters import counted, counts, fault_found, synchronisations
+from tests.ascend.simulator.errors import Refused
 
 MIB = 1 << 20
 
@@ -41,7 +42,7 @@ def test_an_allocation_fails_where_planted_and_the_next_works() -> None:
     npu.empty_cache()
     # torch_npu frees what it has cached and tries again, so two calls make one failure.
     faults.plant(malloc_in=2, malloc_failures=2)
-    first = torch.empty(30 * MIB, dtype=torch.uint8, device="npu")
+    first = torch.empty(15 * MIB, dtype=torch.uint8, device="npu")
     with pytest.raises(torch.OutOfMemoryError):
         torch.empty(40 * MIB, dtype=torch.uint8, device="npu")
     second = torch.empty(40 * MIB, dtype=torch.uint8, device="npu")
@@ -83,6 +84,68 @@ def test_host_memory_that_changes_under_a_copy_is_reported() -> None:
     npu.synchronize()
     assert "changed while its copy" in fault_found()
     assert torch.equal(device.cpu(), torch.ones(8))
+
+
+def copied_aside(side: npu.Stream, x: torch.Tensor) -> torch.Tensor:
+    """What a copy to the host on another stream brings."""
+    host = torch.zeros(x.shape, dtype=x.dtype, pin_memory=True)
+    with npu.stream(side):
+        host.copy_(x, non_blocking=True)
+    return host
+
+
+def test_a_copy_of_another_stream_is_late_where_nobody_waits_for_it() -> None:
+    """Both ways: what is written meanwhile is copied, and what it brings is not there yet."""
+    side, steps = npu.Stream(), npu.current_stream()
+    x = torch.ones(8, device="npu")
+    side.wait_stream(steps)
+    host = copied_aside(side, x)
+    steps.wait_stream(side)
+    x.zero_()
+    side.synchronize()
+    assert host.tolist() == [1] * 8
+    with npu.stream(side):
+        side.wait_stream(steps)
+        x.copy_(torch.ones(8).pin_memory(), non_blocking=True)
+    steps.wait_stream(side)
+    assert (x + 0).tolist() == [1] * 8
+
+
+@pytest.mark.finds_faults
+def test_streams_that_use_memory_in_no_order_are_reported() -> None:
+    side, steps = npu.Stream(), npu.current_stream()
+    x = torch.ones(8, device="npu")
+    host = copied_aside(side, x)
+    with pytest.raises(Refused, match=r"reads 32 bytes .* writes, in no order"):
+        x + 1
+    npu.synchronize()
+    assert host.tolist() == [1] * 8
+    host = copied_aside(side, x)  # the host has waited for all before
+    with pytest.raises(Refused, match=r"writes 32 bytes .* reads, in no order"):
+        x.zero_()
+    side.synchronize()
+    assert not host.any()  # the copy was late
+    with npu.stream(side):
+        x.copy_(torch.ones(8).pin_memory(), non_blocking=True)
+    with pytest.raises(Refused, match="in no order"):
+        x + 1
+    steps.wait_stream(side)
+    assert (x + 1).tolist() == [2] * 8
+    with npu.stream(side):
+        y = x * 3
+    before = counts()["unordered"]
+    y.cpu()  # which waits for the current stream alone
+    assert counts()["unordered"] == before + 1
+
+
+def test_streams_that_only_read_need_no_order() -> None:
+    side, x = npu.Stream(), torch.ones(8, device="npu")
+    npu.synchronize()
+    with npu.stream(side):
+        y = x + 1
+    assert (x + 2).tolist() == [3] * 8
+    side.synchronize()
+    assert y.tolist() == [2] * 8
 
 
 def test_only_pinned_memory_is_copied_without_waiting() -> None:

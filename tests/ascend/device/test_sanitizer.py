@@ -3,7 +3,7 @@
 import pytest
 
 from tests.ascend.environment import npu_environment
-from tests.ascend.support import run_python
+from tests.ascend.support import run_new_python
 
 _TWO_STREAMS = """
 import torch, torch_npu
@@ -28,8 +28,9 @@ except Exception as error:
 """
 
 
+@pytest.mark.full
 def test_streams_without_order_are_found() -> None:
-    output = run_python(_TWO_STREAMS, npu_environment(sanitize=True))
+    output = run_new_python(_TWO_STREAMS, npu_environment(sanitize=True))
     assert "in order: 2048.0" in output
     assert "without order: detected 1 errors" in output
 
@@ -39,4 +40,4 @@ def test_streams_without_order_are_found() -> None:
 def test_steps_of_the_decoder_keep_their_streams_in_order(file: str) -> None:
     tests = ["-q", "-x", "-p", "no:cacheprovider", f"tests/ascend/{file}"]
     code = f"import pytest, sys; sys.exit(pytest.main({tests}))"
-    assert "passed" in run_python(code, npu_environment(sanitize=True), timeout=280)
+    assert "passed" in run_new_python(code, npu_environment(sanitize=True), timeout=280)

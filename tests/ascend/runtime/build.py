@@ -6,6 +6,7 @@ needed, and g++ and nm.
 """
 
 import hashlib
+import os
 import re
 import subprocess
 import sys
@@ -15,8 +16,9 @@ from pathlib import Path
 
 SOURCES = Path(__file__).parent
 ROOT = SOURCES.parents[2]
-WHEEL = ROOT / "build" / "npu" / "torch_npu"
-LIBRARIES = ROOT / "build" / "npu_runtime"
+_FOLDER = Path(os.environ.get("TESSERA_NPU_BUILD") or ROOT / "build")
+WHEEL = _FOLDER / "npu" / "torch_npu"
+LIBRARIES = _FOLDER / "npu_runtime"
 _STAMP = LIBRARIES / "sources"
 
 # The other libraries of CANN; all that they are asked for lies in libascendcl.so.

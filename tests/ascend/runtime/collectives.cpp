@@ -29,7 +29,11 @@ struct Communicator {
   char *part(int rank) const { return parts + rank * part_bytes; }
 };
 
+// Of the device's memory, for what comes and what goes: HCCL_BUFFSIZE MiB each.
+static bool take_buffers() { return take_for_cann(2 * scaled(setting("HCCL_BUFFSIZE", 200) << 20)); }
+
 static HcclResult open_communicator(uint32_t size, const HcclRootInfo *root, uint32_t rank, HcclComm *out) {
+  if (!take_buffers()) return HCCL_E_MEMORY;
   auto made = new Communicator{int(size), int(rank), nullptr, nullptr, {}};
   strncpy(made->name, root->internal[0] ? root->internal : "/fake-hccl-alone", sizeof made->name - 1);
   size_t bytes = head_bytes + size * part_bytes;
@@ -119,9 +123,10 @@ struct Plain {
 
 template <class T>
 static void reduce(const Communicator *among, void *out, uint64_t number, HcclReduceOp op) {
+  int ranks = among->size - int(setting("FAKE_HCCL_LEFT_OUT", 0));  // a fault that a test may plant
   for (uint64_t i = 0; i < number; i++) {
     auto result = reinterpret_cast<const T *>(among->part(0))[i].wide();
-    for (int rank = 1; rank < among->size; rank++) {
+    for (int rank = 1; rank < ranks; rank++) {
       auto other = reinterpret_cast<const T *>(among->part(rank))[i].wide();
       result = op == HCCL_REDUCE_SUM   ? result + other
                : op == HCCL_REDUCE_MAX ? std::max(result, other)
@@ -161,6 +166,9 @@ struct Call {
   Communicator *among;
 };
 
+// Taken by Python (`fake_take_collective`): torch_npu's own thread comes here, which must not wait for the interpreter.
+static std::deque<Call *> captured;
+
 static HcclResult run(const Call &call) {
   auto among = call.among;
   size_t bytes = call.number * size_of(call.type);
@@ -182,10 +190,17 @@ static HcclResult run(const Call &call) {
 static HcclResult issue(const Call &call, aclrtStream on) {
   if (broken()) return HCCL_E_INTERNAL;
   auto stream = stream_of(on);
-  stream->sequence++;
-  count(collective);
-  // All ranks capture alike, so none may wait for the others here; the call is kept and made at each replay.
-  if (is_capturing()) return call_hook(collective_call, new Call(call), nullptr), HCCL_SUCCESS;
+  size_t bytes = call.number * size_of(call.type);
+  {
+    Lock lock(mutex);
+    stream->sequence++;
+    count(collective);
+    // All ranks capture alike, so none may wait for the others here; the call is kept and made at each replay.
+    if (is_capturing()) return captured.push_back(new Call(call)), HCCL_SUCCESS;
+    perform(stream, stream->sequence);
+    access(stream, call.in, bytes, false);
+    access(stream, call.out, call.kind == all_gather ? call.among->size * bytes : bytes, true);
+  }
   return run(call);
 }
 
@@ -195,6 +210,15 @@ using fake::Communicator;
 
 #pragma GCC visibility push(default)
 extern "C" {
+
+// The next collective that was captured, null for none.
+void *fake_take_collective() {
+  fake::Lock lock(fake::mutex);
+  if (fake::captured.empty()) return nullptr;
+  auto call = fake::captured.front();
+  fake::captured.pop_front();
+  return call;
+}
 
 // Makes a captured collective again; returns 0, or the error of HCCL.
 int fake_repeat_collective(void *call) { return fake::run(*static_cast<fake::Call *>(call)); }

@@ -76,6 +76,7 @@ aclError aclmdlRIExecuteAsync(aclmdlRI model, aclrtStream stream) {
     fake::Lock lock(fake::mutex);
     auto on = fake::stream_of(stream);
     fake::replays[model].push_back({on->id, ++on->sequence});
+    fake::perform(on, on->sequence);
   }
   fake::count(fake::replay);
   fake::call_hook(fake::execute, model, stream);
@@ -97,13 +98,15 @@ aclError aclmdlRICaptureTaskGrpEnd(aclrtStream stream, aclrtTaskGrp *group) {
 }
 
 aclError aclmdlRICaptureTaskUpdateBegin(aclrtStream stream, aclrtTaskGrp group) {
-  fake::Lock lock(fake::mutex);
-  auto &updated = fake::groups[group];
-  if (!fake::is_in_order(updated, fake::stream_of(stream))) {
-    fake::say("a graph is updated that may still run: the update does not wait for the replay before");
-    return ACL_ERROR_RT_MODEL_RUNNING;
+  {
+    fake::Lock lock(fake::mutex);
+    auto &updated = fake::groups[group];
+    if (!fake::is_in_order(updated, fake::stream_of(stream))) {
+      fake::say("a graph is updated that may still run: the update does not wait for the replay before");
+      return ACL_ERROR_RT_MODEL_RUNNING;
+    }
+    updated.updates++;
   }
-  updated.updates++;
   fake::call_hook(fake::update_begin, stream, group);
   return ACL_SUCCESS;
 }

@@ -43,13 +43,15 @@ static void plant_from_environment(Report &report) {
         report.fault[i] = atoll(part.c_str() + strlen(fault_names[i]) + 1);
 }
 
+static Report *place;
+
 Report &report() {
-  static Report *place = [] {
-    Report *found = shared_report();
-    if (!found) found = new Report();
-    plant_from_environment(*found);
-    return found;
-  }();
+  Lock lock(mutex);
+  if (!place) {
+    place = shared_report();
+    if (!place) place = new Report();
+    plant_from_environment(*place);
+  }
   return *place;
 }
 
@@ -81,6 +83,8 @@ size_t setting(const char *name, size_t otherwise) {
 
 extern "C" {
 __attribute__((visibility("default"))) fake::Report *fake_report() { return &fake::report(); }
+// After a fork: the new process has its own, and another environment.
+__attribute__((visibility("default"))) void fake_forget_report() { fake::place = nullptr; }
 __attribute__((visibility("default"))) const char *fake_counter_names() {
 #define X(name) #name " "
   return FAKE_COUNTERS(X);

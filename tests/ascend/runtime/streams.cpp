@@ -16,6 +16,8 @@ static Stream *new_stream() {
   return stream;
 }
 
+const std::vector<Stream *> &all_streams() { return streams; }
+
 Stream *stream_of(aclrtStream stream) {
   static Stream *standard = new_stream();
   return stream ? static_cast<Stream *>(stream) : standard;
@@ -24,6 +26,7 @@ Stream *stream_of(aclrtStream stream) {
 // Ends the copies of `stream` up to an operation: the host sees what was copied, and what it gave away is compared.
 static void deliver(Stream *stream, uint64_t until) {
   stream->done = std::max(stream->done, until);
+  perform(stream, until);
   for (auto copy = stream->pending.begin(); copy != stream->pending.end() && copy->sequence <= until;) {
     if (copy->to_host) {
       memcpy(copy->host, copy->content.data(), copy->bytes);
@@ -49,11 +52,12 @@ bool comes_after(const Stream *later, int stream, uint64_t sequence) {
 }
 
 void forget_copies(const char *begin, size_t bytes) {
-  for (auto stream : streams)
-    stream->pending.remove_if([=](const PendingCopy &copy) {
-      auto host = static_cast<const char *>(copy.host);
-      return host >= begin && host < begin + bytes;
-    });
+  auto touches = [=](const char *place) { return place >= begin && place < begin + bytes; };
+  for (auto stream : streams) {
+    for (auto &copy : stream->pending)
+      if (touches(copy.host) || touches(copy.device)) perform(stream, copy.sequence);
+    stream->pending.remove_if([=](const PendingCopy &copy) { return touches(copy.host); });
+  }
 }
 
 static aclError make_stream(aclrtStream *stream) {
@@ -104,6 +108,8 @@ aclError aclrtStreamWaitEvent(aclrtStream waiting, aclrtEvent event) {
   auto &waited = stream_of(waiting)->waited;
   waited[source->stream->id] = std::max(waited[source->stream->id], source->sequence);
   for (auto &[id, sequence] : source->waited) waited[id] = std::max(waited[id], sequence);
+  // Whatever comes here next finds what those streams have done.
+  for (auto &[id, sequence] : waited) fake::perform(fake::all_streams()[id], sequence);
   return ACL_SUCCESS;
 }
 

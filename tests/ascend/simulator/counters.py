@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.ascend.simulator import streams
 from tests.ascend.simulator.runtime import Report, counter_names, own_report, report_of
 
 SYNCHRONISATIONS = ("synchronize_stream", "synchronize_event", "synchronize_device")
@@ -15,9 +16,14 @@ kernels: Counter[str] = Counter()
 fallbacks: Counter[str] = Counter()
 """Calls of ops without a kernel for the NPU, which torch_npu runs on the CPU."""
 
+on_ai_cpu: Counter[str] = Counter()
+"""Calls that the device's AI CPUs compute, slowly, by name and dtype, as `sort of int64` (`simulator/ai_cpu.py`)."""
+
 
 def counts(report: Report | None = None) -> Counter[str]:
     """All counters since the start, of this process or of what a `report_of` gave."""
+    if report is None:
+        streams.drain()
     values = (own_report() if report is None else report).counter
     return Counter({name: values[i] for i, name in enumerate(counter_names())})
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.ascend.simulator import counters, faults, graphs, limits, runtime
+from tests.ascend.simulator import ai_cpu, counters, faults, graphs, limits, streams, workspaces
 from tests.ascend.simulator.memory import host_view, on_device, to_device
 
 Kernel = Callable[..., Any]
@@ -40,9 +40,8 @@ def kernel(
     def decorate(function: Kernel) -> Kernel:
         base, _, overload = name.partition(".")
         op = getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
-        register(
-            namespace, name, over_device_memory(base, function, in_place or in_place_result(op))
-        )
+        result = in_place or in_place_result(op)
+        register(namespace, name, over_device_memory(base, function, result, written_by(op)))
         return function
 
     return decorate
@@ -69,6 +68,29 @@ def in_place_result(op: Any) -> InPlaceResult | None:
     return result
 
 
+def written_by(op: Any) -> Callable[[Arguments, Options], list[Tensor]]:
+    """Which of its arguments a call of an op writes."""
+    written = [
+        (index, argument.name)
+        for index, argument in enumerate(op._schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+
+    def find(arguments: Arguments, options: Options) -> list[Tensor]:
+        values = (
+            arguments[index] if index < len(arguments) else options.get(name)
+            for index, name in written
+        )
+        return [value for value in tensors_in(values) if on_device(value)]
+
+    return find
+
+
+def nothing(arguments: Arguments, options: Options) -> list[Tensor]:
+    """Of an op that writes none of its arguments."""
+    return []
+
+
 def _alias(value: Any) -> str:
     """The letter by which a schema says that a result is an argument; "" for none."""
     return "" if value.alias_info is None else next(iter(value.alias_info.before_set), "")
@@ -83,47 +105,80 @@ def tensors_in(values: Iterable[Any]) -> Iterable[Tensor]:
             yield from tensors_in(value)
 
 
-def launch(name: str, arguments: Arguments, options: Options) -> None:
-    """Counts a call, refuses what the device would, and fails where a test has planted a fault."""
+def launch(name: str, arguments: Arguments, options: Options) -> int:
+    """Counts a call, refuses what the device would, and fails where a test has planted a fault. Returns the stream."""
     counters.kernels[name] += 1
-    runtime.add("kernel")
+    stream = streams.current()
     graphs.before_kernel()
-    limits.check(name, tensors_in((*arguments, *options.values())))
+    tensors = list(tensors_in((*arguments, *options.values())))
+    limits.check(name, tensors)
+    ai_cpu.note(name, tensors)
     faults.before_kernel(name, (*arguments, *options.values()))
+    return stream
+
+
+def run_on(stream: int, again: Callable[[], object], used: list[streams.Range]) -> None:
+    """Runs a kernel that writes into memory of the device; while a graph is captured it is kept for its replays."""
+    if graphs.is_deferred():
+        graphs.note(again, [], used)
+        return
+    streams.begin(stream)
+    again()
+    streams.used(stream, used)
 
 
 def over_device_memory(
-    name: str, function: Kernel, in_place: InPlaceResult | None = None
+    name: str,
+    function: Kernel,
+    in_place: InPlaceResult | None = None,
+    written: Callable[[Arguments, Options], list[Tensor]] = nothing,
 ) -> Kernel:
     """`function`, of tensors of the CPU, as a kernel of the device.
 
     What it returns that is one of its arguments is that argument; every other tensor goes to the device. `in_place` is
     given for a kernel that only writes into its arguments, and says what such a call returns: while a graph is captured
-    it does not run.
+    it does not run. written: which of its arguments a call writes.
     """
 
     def run(*arguments: Any, **options: Any) -> Any:
-        launch(name, arguments, options)
-        call = _Call(function, arguments, options)
-        if in_place is not None and graphs.is_deferred():
+        stream = launch(name, arguments, options)
+        workspace = workspaces.take(name, tensors_in((*arguments, *options.values())), stream)
+        call = _Call(function, arguments, options, workspace)
+        used = streams.ranges(
+            tensors_in((*arguments, *options.values())), written(arguments, options)
+        )
+        if graphs.is_deferred():
+            return deferred(call, arguments, options, used)
+        streams.begin(stream)
+        outputs: list[Tensor] = []
+        made = _map(call(), lambda value: call.returned(value, outputs))
+        streams.used(stream, used + streams.ranges((), outputs))
+        return made
+
+    def deferred(
+        call: "_Call", arguments: Arguments, options: Options, used: list[streams.Range]
+    ) -> Any:
+        if in_place is not None:
             call.forget_originals()
-            graphs.note(call, [])
+            graphs.note(call, [], used)
             return in_place(arguments, options)
         outputs: list[Tensor] = []
         made = _map(call(), lambda value: call.returned(value, outputs))
-        if graphs.is_deferred():
-            call.forget_originals()
-            graphs.note(lambda: call.repeat(outputs), outputs)
+        call.forget_originals()
+        used += streams.ranges((), outputs)
+        graphs.note(lambda: call.repeat(outputs), outputs, used)
         return made
 
     return run
 
 
 class _Call:
-    """One call, with its arguments as tensors of the CPU."""
+    """One call, with its arguments as tensors of the CPU. `workspace`: what it has until its results are there."""
 
-    def __init__(self, function: Kernel, arguments: Arguments, options: Options) -> None:
-        self._function = function
+    def __init__(
+        self, function: Kernel, arguments: Arguments, options: Options, workspace: Tensor | None
+    ) -> None:
+        self._function, self._workspace = function, workspace
         self._originals: dict[int, Tensor | None] = {}
         self._arguments = [_map(value, self._lowered) for value in arguments]
         self._options = {name: _map(value, self._lowered) for name, value in options.items()}
@@ -153,6 +208,7 @@ class _Call:
     def forget_originals(self) -> None:
         """A graph does not keep tensors from being freed: its memory pool does, where it is asked to."""
         self._originals = dict.fromkeys(self._originals)
+        self._workspace = None
 
     def repeat(self, outputs: list[Tensor]) -> None:
         """Computes again, into the memory of the first results."""

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch_npu import npu
 
-from tests.ascend.simulator import graphs
+from tests.ascend.simulator import graphs, streams
 
 
 def install() -> None:
@@ -19,6 +19,7 @@ def _wrap(name: str, tell: Any) -> None:
 
     def call(event: Any, *arguments: Any, **options: Any) -> Any:
         result = original(event, *arguments, **options)
+        streams.drain()
         tell(event)
         return result
 

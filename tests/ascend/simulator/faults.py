@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable
+from functools import cache
 
 import torch
 
@@ -34,11 +35,12 @@ _names = fault_names()
 _KERNEL_IN, _KERNEL_ERROR, _LOST, _FAULTED = map(
     _names.index, ("kernel_in", "kernel_error", "lost", "faulted")
 )
-# Kernels that fail, and those that end the process, wherever they are called: `operator`, or `operator:argument`.
-_FAULTING, _CRASHING = (
-    frozenset(filter(None, os.environ.get(name, "").split(",")))
-    for name in ("FAKE_NPU_FAULTING", "FAKE_NPU_CRASHING")
-)
+
+
+@cache
+def _named(variable: str) -> frozenset[str]:
+    """Kernels that fail, or end the process, wherever they are called: `operator`, or `operator:argument`."""
+    return frozenset(filter(None, os.environ.get(variable, "").split(",")))
 
 
 def before_kernel(name: str, given: Iterable[object]) -> None:
@@ -46,11 +48,12 @@ def before_kernel(name: str, given: Iterable[object]) -> None:
     values = own_report().fault
     if values[_FAULTED]:
         _fail(name, KERNEL_FAILS)
-    if _FAULTING or _CRASHING:
+    faulting, crashing = _named("FAKE_NPU_FAULTING"), _named("FAKE_NPU_CRASHING")
+    if faulting or crashing:
         calls = {name, *(f"{name}:{value}" for value in given if isinstance(value, str))}
-        if calls & _CRASHING:
+        if calls & crashing:
             os._exit(_CRASHED)
-        if calls & _FAULTING:
+        if calls & faulting:
             _fail(name, KERNEL_FAILS)
     if values[_KERNEL_IN]:
         values[_KERNEL_IN] -= 1

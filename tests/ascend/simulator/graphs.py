@@ -6,18 +6,17 @@ does, and goes on when somebody does; whatever is launched behind a graph that s
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 from torch import Tensor
 
-from tests.ascend.simulator import runtime
+from tests.ascend.simulator import runtime, streams
 from tests.ascend.simulator.errors import Refused
 
 Node = Callable[[], object]
-_BEGIN, _END, _EXECUTE, _GROUP_BEGIN, _GROUP_END, _UPDATE_BEGIN, _UPDATE_END, _COLLECTIVE = range(
-    1, 9
-)
+_BEGIN, _END, _EXECUTE, _GROUP_BEGIN, _GROUP_END, _UPDATE_BEGIN, _UPDATE_END = range(1, 8)
 
 
 class _Waits:
@@ -33,6 +32,7 @@ class _Waits:
 @dataclass
 class _Graph:
     nodes: list[Node] = field(default_factory=list)
+    used: set[streams.Range] = field(default_factory=set)
 
 
 @dataclass
@@ -65,18 +65,24 @@ def is_capturing() -> bool:
     return _capture is not None and _capture.thread == threading.get_ident()
 
 
+def is_updating() -> bool:
+    """Whether kernels of a graph are given other arguments."""
+    return _update is not None
+
+
 def is_deferred() -> bool:
     """Whether a kernel that is launched now does not run now."""
     return _update is not None or is_capturing()
 
 
-def note(again: Node, outputs: list[Tensor]) -> None:
+def note(again: Node, outputs: list[Tensor], used: Iterable[streams.Range]) -> None:
     """A kernel is launched: `again` computes it, into `outputs`, tensors over device memory that hold nothing yet."""
     if _update is not None:
         _update.nodes.append(again)
     elif is_capturing():
         assert _capture is not None
         _keep(_capture, again)
+        _capture.graph.used.update(used)
         for output in outputs:
             if output.is_floating_point():
                 output.fill_(float("nan"))
@@ -96,6 +102,7 @@ def refuse_in_capture(what: str) -> None:
 
 def before_kernel() -> None:
     """Raises what went wrong in a replay, and Refused behind a graph that stands still."""
+    _keep_collectives()
     if _errors:
         raise _errors.pop()
     if _standing and not is_deferred():
@@ -132,11 +139,13 @@ def _begin() -> None:
 def _end(model: int | None) -> None:
     global _capture
     assert _capture is not None
+    _keep_collectives()
     _graphs[model] = _capture.graph
     _capture = None
 
 
-def _execute(model: int | None) -> None:
+def _execute(model: int | None, stream: int | None) -> None:
+    streams.used(stream or 0, sorted(_graphs[model].used))
     _standing.append(_run(_graphs[model]))
     _go_on()
 
@@ -167,16 +176,17 @@ def _update_end() -> None:
         update.graph.nodes[place] = node
 
 
-def _collective(call: int | None) -> None:
-    def repeat() -> None:
-        status = runtime.repeat_collective(call)
-        if status:
-            raise RuntimeError(
-                f"HCCL function error: a collective in a graph, error code is {status}"
-            )
+def _keep_collectives() -> None:
+    """What torch_npu's thread has called while this one captures becomes nodes, in that order."""
+    while is_capturing() and (call := runtime.take_collective()):
+        assert _capture is not None
+        _keep(_capture, partial(_repeat_collective, call))
 
-    assert _capture is not None
-    _keep(_capture, repeat)
+
+def _repeat_collective(call: int) -> None:
+    status = runtime.repeat_collective(call)
+    if status:
+        raise RuntimeError(f"HCCL function error: a collective in a graph, error code is {status}")
 
 
 def hook(what: int, first: int | None, second: int | None) -> None:
@@ -184,12 +194,11 @@ def hook(what: int, first: int | None, second: int | None) -> None:
     steps: dict[int, Callable[[], None]] = {
         _BEGIN: _begin,
         _END: lambda: _end(second),
-        _EXECUTE: lambda: _execute(first),
+        _EXECUTE: lambda: _execute(first, second),
         _GROUP_BEGIN: _group_begin,
         _GROUP_END: lambda: _group_end(second),
         _UPDATE_BEGIN: lambda: _update_begin(second),
         _UPDATE_END: _update_end,
-        _COLLECTIVE: lambda: _collective(first),
     }
     try:
         steps[what]()
@@ -201,6 +210,7 @@ def event_waited(event: object) -> None:
     """A stream waits for an event of the host: in a capture, every replay does."""
     if is_capturing():
         assert _capture is not None
+        _keep_collectives()
         _keep(_capture, _Waits(event))
 
 
@@ -208,6 +218,7 @@ def event_reset(event: object) -> None:
     """An event of the host is to be recorded anew: in a capture, for every replay."""
     if is_capturing():
         assert _capture is not None
+        _keep_collectives()
         _keep(_capture, lambda: _recorded.discard(event))
     else:
         _recorded.discard(event)

@@ -28,6 +28,7 @@ def library() -> ctypes.CDLL:
     found = ctypes.CDLL("libascendcl.so")
     found.fake_report.restype = ctypes.POINTER(Report)
     found.fake_counter_names.restype = found.fake_fault_names.restype = ctypes.c_char_p
+    found.fake_take_collective.restype = ctypes.c_void_p
     return found
 
 
@@ -50,6 +51,12 @@ def own_report() -> Report:
     return report
 
 
+def forget_report() -> None:
+    """In a process that was forked: it has a report of its own."""
+    library().fake_forget_report()
+    own_report.cache_clear()
+
+
 def report_of(folder: Path, pid: int) -> Report:
     """Of another process, which was started with FAKE_NPU_REPORTS=`folder` and has imported torch_npu."""
     with (folder / str(pid)).open("r+b") as file:
@@ -64,6 +71,12 @@ def add(name: str, by: int = 1) -> None:
 @cache
 def _index(name: str) -> int:
     return counter_names().index(name)
+
+
+def take_collective() -> int | None:
+    """The next collective that was called while a graph is captured; None for no other one."""
+    call: int | None = library().fake_take_collective()
+    return call
 
 
 def repeat_collective(call: int | None) -> int:

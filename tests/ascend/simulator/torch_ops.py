@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch_npu import npu
 
-from tests.ascend.simulator import counters, dispatch, graphs, native_ops, runtime
+from tests.ascend.simulator import counters, dispatch, graphs, native_ops, runtime, streams
 from tests.ascend.simulator.memory import host_view
 
 # Allocation and metadata stay torch_npu's own, as do all views.
@@ -51,9 +51,10 @@ def install() -> None:
         copies.call_boxed(keys, to, source, non_blocking)
 
     def copy(to: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
-        dispatch.launch("copy_", (to, source), {})
+        stream = dispatch.launch("copy_", (to, source), {})
         if source.numel():
-            _copy(to, source, non_blocking, transfer)
+            _copy(to, source, non_blocking, transfer, stream)
+            streams.drain()
         return to
 
     def scalar(tensor: Tensor) -> Any:
@@ -76,7 +77,9 @@ def _is_view(op: Any) -> bool:
 
 
 def _kernel(name: str, op: Any) -> dispatch.Kernel:
-    plain = dispatch.over_device_memory(name, op, dispatch.in_place_result(op))
+    plain = dispatch.over_device_memory(
+        name, op, dispatch.in_place_result(op), dispatch.written_by(op)
+    )
     if name in _WAIT_FOR_RESULT:
         return _waiting(name, plain, lambda arguments: True)
     if name in {"index", "index_put", "index_put_", "_index_put_impl_"}:
@@ -100,10 +103,10 @@ def _has_boolean_index(arguments: tuple[Any, ...]) -> bool:
     )
 
 
-def _copy(to: Tensor, source: Tensor, non_blocking: bool, transfer: Any) -> None:
+def _copy(to: Tensor, source: Tensor, non_blocking: bool, transfer: Any, stream: int) -> None:
     """As torch_npu: between host and device go contiguous bytes of one dtype, the rest happens on the device."""
     if to.device.type == source.device.type:
-        _copy_on_device(to, source)
+        _copy_on_device(to, source, stream)
         return
     graphs.refuse_in_capture("a copy between host and device")
     if _same_layout(to, source):
@@ -112,10 +115,11 @@ def _copy(to: Tensor, source: Tensor, non_blocking: bool, transfer: Any) -> None
         sent = source.to(to.dtype).expand(to.shape).contiguous()
         landed = torch.empty(to.shape, dtype=to.dtype, device=to.device)
         transfer(landed, sent, non_blocking and sent is source)
-        _copy_on_device(to, landed)
+        streams.drain()
+        _copy_on_device(to, landed, stream)
     else:
         packed = torch.empty(to.shape, dtype=to.dtype, device=source.device)
-        _copy_on_device(packed, source.expand(to.shape))
+        _copy_on_device(packed, source.expand(to.shape), stream)
         landed = torch.empty(to.shape, dtype=to.dtype)
         transfer(landed, packed, False)
         to.copy_(landed)
@@ -126,12 +130,9 @@ def _same_layout(to: Tensor, source: Tensor) -> bool:
     return alike and to.is_contiguous() and source.is_contiguous()
 
 
-def _copy_on_device(to: Tensor, source: Tensor) -> None:
+def _copy_on_device(to: Tensor, source: Tensor, stream: int) -> None:
     target, values = host_view(to), host_view(source)
-    if graphs.is_deferred():
-        graphs.note(lambda: target.copy_(values), [])
-    else:
-        target.copy_(values)
+    dispatch.run_on(stream, lambda: target.copy_(values), streams.ranges([source], [to]))
 
 
 def install_fallbacks() -> None:
@@ -161,7 +162,7 @@ def _falls_back(name: str) -> bool:
 
 
 def _fallback(name: str, op: Any) -> dispatch.Kernel:
-    plain = dispatch.over_device_memory(name, op)
+    plain = dispatch.over_device_memory(name, op, written=dispatch.written_by(op))
 
     def run(*arguments: Any, **options: Any) -> Any:
         counters.fallbacks[name] += 1

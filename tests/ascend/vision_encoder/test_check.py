@@ -23,6 +23,7 @@ def tried(named: str) -> list[Result]:
     return [try_case(case, "", torch_npu.npu.synchronize, str) for case in cases]
 
 
+@pytest.mark.full
 def test_every_operation_is_right() -> None:
     tried = list(results((torch.float16,)))
     assert [result for result in tried if not result.ok] == []

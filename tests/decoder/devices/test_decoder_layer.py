@@ -10,6 +10,7 @@ from services.decoder.devices.cpu.ops import CpuOps
 from services.decoder.steps.attention_meta import HeadNorms, Heads
 from shared.cpu_kernels import binding
 from shared.weights.linear_weight import in_memory
+from shared.weights.scheme import find_scheme
 from tests.support.decoder.instruction_sets import RUNNABLE, each, open_kernels
 from tests.support.decoder.paged_rows import LENGTHS, ROWS, Cache
 
@@ -48,7 +49,7 @@ def make_layer(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("hidden", "inner"), [(96, 200), (96, 201), (41, 64)])
 @pytest.mark.parametrize("norms", [False, True])
-@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize(("together", "scheme"), [(True, "none"), (False, "none"), (True, "int8")])
 def test_layers_are_bit_equal_to_their_parts(
     kernels: binding.Kernels,
     dtype: torch.dtype,
@@ -56,11 +57,13 @@ def test_layers_are_bit_equal_to_their_parts(
     inner: int,
     norms: bool,
     together: bool,
+    scheme: str,
 ) -> None:
     """Two layers that differ in all but their shape, over rows of one token and of many;
     odd sizes have to be padded between one linear layer and the next."""
     torch.manual_seed(0)
     ops, heads = CpuOps(dtype, kernels), Heads(6, 2, 24)
+    ops.scheme = find_scheme(scheme)
     layers = [
         make_layer(ops, heads, hidden, inner, norms=norms, window=window) for window in (None, 33)
     ]

@@ -28,6 +28,8 @@ from shared.errors import Overloaded, Unavailable
         ("EJ0001: failed to initialize the HCCP process", "NPU_RANKS_NOT_CONNECTED", "ten seconds"),
         ("libhccl.so: cannot open shared object file", "NPU_LIBRARIES_MISSING", "ascend-toolkit"),
         ("OSError: libatb.so: undefined symbol: _ZN3atb", "NPU_LIBRARIES_MISSING", "nnal"),
+        ("EC0010: No module named 'decorator'", "NPU_LIBRARIES_MISSING", "'.[npu]'"),
+        ("ACL_PRECISION_MODE, error code is 500001", "NPU_LIBRARIES_MISSING", "numpy 1"),
         ("self not implemented for DT_BFLOAT16", "UNSUPPORTED_DTYPE", "--dtype float16"),
     ],
 )

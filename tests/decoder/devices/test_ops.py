@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from services.decoder.devices.base.ops import BaseOps, hidden_keys
+from services.decoder.devices.base.hidden_keys import hidden_keys
+from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.row_check import rows_are_equal
 from services.decoder.devices.cpu.ops import CpuOps
 from services.decoder.devices.cpu.torch_ops import TorchCpuOps

@@ -67,6 +67,7 @@ def test_a_decoder_of_codes_says_what_their_numbers_say(tmp_path: Path, how: Cod
     write_coded(tmp_path / "coded", dense, how)
     values = {"model": tmp_path / "coded", "device": "cpu", "kv_cache_memory_bytes": 4 << 20}
     loaded = load(DecoderSettings.model_validate({**values, "threads": 1}))
+    assert loaded.device.ops.coded_layers == 8  # four of each layer, and not the head
     found = read_floats(run_prompts(loaded.worker, greedy(logprobs=0)).logprobs)
     model = AutoModelForCausalLM.from_pretrained(dense, dtype=torch.float64)
     with torch.no_grad():

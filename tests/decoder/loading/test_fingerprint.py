@@ -8,6 +8,7 @@ from safetensors.torch import save_file
 
 from services.decoder.loading.load import fingerprint
 from shared.checkpoint.folder import Checkpoint
+from shared.weights.scheme import NONE, SCHEMES
 
 
 def fingerprint_of(folder: Path, **config: object) -> bytes:
@@ -26,3 +27,17 @@ def test_where_a_checkpoint_comes_from_does_not_tell_a_fine_tune_from_its_model(
     assert fingerprint_of(tmp_path / "tuned", text_config=tuned) == first
     other = {**text, "hidden_size": 16}
     assert fingerprint_of(tmp_path / "other", text_config=other) != first
+
+
+def test_decoders_that_quantize_in_different_ways_do_not_go_on_with_each_others_answers(
+    tmp_path: Path,
+) -> None:
+    fingerprint_of(tmp_path / "model")
+    checkpoint = Checkpoint(tmp_path / "model")
+    names = [NONE, *SCHEMES]
+    found = {
+        name: fingerprint(checkpoint, torch.float32, "native", quantization=name) for name in names
+    }
+    assert found[NONE] == fingerprint(checkpoint, torch.float32, "native")
+    assert found["int4"] == found["int4g64"]  # two names of one scheme
+    assert len(set(found.values())) == len(names) - 1

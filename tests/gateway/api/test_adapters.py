@@ -2,14 +2,28 @@
 
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from grpc.aio import AioRpcError
 from tokenizers import Tokenizer
 
+from services.gateway.apis import APIS
+from services.gateway.timings import USUAL
+from shared.errors import ServingError
 from shared.lora.adapter import LoraAdapter
+from shared.net.channels import open_channel
+from shared.net.rpc.errors import calling
+from tessera.gateway.v1.adapters_pb2 import (
+    AdapterEntry,
+    ListAdaptersRequest,
+    LoadAdapterRequest,
+    UnloadAdapterRequest,
+)
+from tessera.gateway.v1.adapters_pb2_grpc import AdapterServiceStub
 from tests.support.gateway.stage import MODEL, Stage, open_stage
 from tests.support.lora_folder import write_adapter
 
@@ -40,6 +54,36 @@ async def unload(stage: Stage, name: str) -> httpx.Response:
 
 def digest(folder: Path) -> str:
     return LoraAdapter.open(folder, 64).lora_id
+
+
+class OverGrpc:
+    """The same over gRPC, with replies as REST has them."""
+
+    def __init__(self, channel: Any, key: str = "") -> None:
+        self._stub = AdapterServiceStub(channel)
+        self._metadata = (("authorization", f"Bearer {key}"),) if key else ()
+
+    async def load(self, name: str, path: Path | str, *, in_place: bool = False) -> str:
+        asked = LoadAdapterRequest(lora_name=name, lora_path=str(path), load_inplace=in_place)
+        return await self._said(self._stub.LoadAdapter(asked, metadata=self._metadata))
+
+    async def unload(self, name: str) -> str:
+        asked = UnloadAdapterRequest(lora_name=name)
+        return await self._said(self._stub.UnloadAdapter(asked, metadata=self._metadata))
+
+    async def listed(self) -> list[AdapterEntry]:
+        answer = await self._stub.ListAdapters(ListAdaptersRequest(), metadata=self._metadata)
+        return list(answer.adapters)
+
+    async def _said(self, call: Any) -> str:
+        """What is not known, or the reason of the refusal as REST has it."""
+        try:
+            with calling("gateway"):
+                answer = await call
+        except ServingError as error:
+            return error.reason.lower()
+        not_known: str = answer.not_known
+        return not_known
 
 
 def error(reply: httpx.Response) -> str:
@@ -146,6 +190,54 @@ async def test_a_decoder_that_cannot_read_it_leaves_all_as_it_was(
     assert "new" not in stage.gateway.model.adapters
 
 
+async def test_grpc_loads_and_unloads_as_rest_does(stage: Stage, folder: Path) -> None:
+    own, other = write_adapter(folder / "own", 1), write_adapter(folder / "other", 2)
+    async with open_channel(stage.gateway.grpc_address) as channel:
+        grpc = OverGrpc(channel)
+        assert await grpc.load("sql", own) == ""
+        assert (await stage.chat(model="sql")).json()["model"] == "sql"
+        fixed, loaded = await grpc.listed()
+        assert (fixed.lora_name, fixed.is_fixed, fixed.is_default) == ("fixed", True, False)
+        assert (loaded.lora_name, loaded.lora_id, loaded.is_fixed) == ("sql", digest(own), False)
+        refused = [
+            ("sql", other),
+            ("fixed", own),
+            (MODEL, own),
+            ("base", own),
+            ("", own),
+            ("a\nb", own),
+        ]
+        for name, path in [*refused, ("new", Path("../outside"))]:
+            assert await grpc.load(name, path) == error(await load(stage, name, path))
+        assert await grpc.load("new", "") == "invalid_value"
+        assert await grpc.load("sql", other, in_place=True) == ""
+        assert stage.gateway.model.adapters["sql"] == digest(other)
+        assert await grpc.unload("sql") == ""
+        assert [await grpc.unload(name) for name in ("sql", "fixed")] == [
+            "adapter_not_found",
+            "adapter_name_taken",
+        ]
+    assert (await stage.chat(model="sql")).status_code == 404
+
+
+async def test_who_does_not_answer_in_time_is_named(
+    redis_url: str, model_folder: Path, tokenizer: Tokenizer, folder: Path
+) -> None:
+    own = write_adapter(folder / "own", 1)
+    timings = replace(USUAL, adapters_s=0.1)
+    allowed = {"allowed_adapter_dir": folder}
+    async with open_stage(redis_url, model_folder, tokenizer, APIS, timings, **allowed) as stage:
+        stage.scheduler.reads_adapters = False
+        loaded = await load(stage, "sql", own)
+        assert (loaded.status_code, loaded.text) == (
+            200,
+            "Success: LoRA adapter 'sql' added successfully. Not known: 1 of the decoders did not say within 0.1 s"
+            " that this was done.",
+        )
+        async with open_channel(stage.gateway.grpc_address) as channel:
+            assert "1 of the decoders" in await OverGrpc(channel).load("other", own)
+
+
 async def test_without_an_allowed_folder_nothing_is_loaded(
     redis_url: str, model_folder: Path, tokenizer: Tokenizer, folder: Path
 ) -> None:
@@ -164,4 +256,10 @@ async def test_who_has_no_key_loads_nothing(
     async with open_stage(redis_url, model_folder, tokenizer, **keyed) as stage:
         assert (await load(stage, "sql", own)).status_code == 401
         assert (await unload(stage, "sql")).status_code == 401
+        async with open_channel(stage.gateway.grpc_address) as channel:
+            assert await OverGrpc(channel).load("sql", own) == "invalid_api_key"
+            assert await OverGrpc(channel).unload("sql") == "invalid_api_key"
+            with pytest.raises(AioRpcError, match="UNAUTHENTICATED"):
+                await OverGrpc(channel).listed()
+            assert await OverGrpc(channel, "secret").load("sql", own) == ""
         assert json.loads((await stage.http.get("/version")).content)

@@ -17,7 +17,7 @@ from services.gateway.timings import Timings
 from shared.errors import InvalidRequest
 from tests.support.gateway.forms import Acceptor
 from tests.support.gateway.marked_model import ANSWER, FIRST, MARKED, SECOND, THOUGHT, WEATHER
-from tests.support.gateway.stage import MODEL, Stage, open_stage
+from tests.support.gateway.stage import MAX_MODEL_LEN, MODEL, Stage, open_stage
 from tests.support.network.http import plain_client
 from tests.support.network.sse import ASK_FOR_IDS, NamedEvent, named_events
 from tests.support.pictures import png
@@ -264,7 +264,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (_turn("assistant", {"type": "tool_use", "id": "c", "name": "x", "input": {}}), "messages[0] ends with a call"),
     (_turn("user", {"type": "text", "text": "x", "citations": [{}]}), "messages[0].content[0].citations"),
     ({"max_tokens": 0}, "max_tokens"),
-    ({"max_tokens": 10_000}, "max_tokens"),
+    ({"max_tokens": 1 << 31}, "max_tokens"),
     ({"temperature": -1}, "temperature"),
     ({"stop_sequences": [""]}, "stop_sequences"),
     ({"tools": [{"name": "x"}]}, "tools[0].input_schema"),
@@ -283,6 +283,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
+async def test_more_tokens_than_the_length_leaves_are_all_that_it_leaves(stage: Stage) -> None:
+    reply = await stage.http.post(PATH, json=BODY | {"max_tokens": 32_000})
+    assert reply.status_code == 200, reply.text
+    [played] = stage.scheduler.played.values()
+    spec = played.spec
+    assert spec.sampling.max_tokens == MAX_MODEL_LEN - len(spec.prompt) // 4
+
+
 async def test_what_is_not_offered_is_refused_by_its_name(stage: Stage) -> None:
     for change, begins in REFUSED:
         reply = await stage.http.post(PATH, json=BODY | change)
@@ -294,9 +302,20 @@ async def test_what_is_not_offered_is_refused_by_its_name(stage: Stage) -> None:
                 path, content=body, headers={"content-type": "application/json"}
             )
             assert error_of(reply) == (400, "invalid_request_error")
-    reply = await stage.http.post(PATH, json=BODY, headers={"anthropic-version": "2020-01-01"})
-    assert error_of(reply) == (400, "invalid_request_error") and "anthropic-version" in reply.text
+    for version in ("2023-01-01", "2026", "later"):
+        reply = await stage.http.post(PATH, json=BODY, headers={"anthropic-version": version})
+        assert error_of(reply) == (400, "invalid_request_error"), version
+        assert "anthropic-version must be 2023-06-01 or a later date" in reply.text
     assert not stage.scheduler.played
+
+
+@pytest.mark.parametrize("version", ["2023-06-01", "2026-10-21"])
+async def test_both_versions_of_the_api_are_answered_alike(stage: Stage, version: str) -> None:
+    asked = {**BODY, "temperature": 0.5}
+    plain = (await stage.http.post(PATH, json=asked)).json()
+    reply = await stage.http.post(PATH, json=asked, headers={"anthropic-version": version})
+    assert reply.status_code == 200, reply.text
+    assert {**reply.json(), "id": plain["id"]} == plain
 
 
 def error_of(reply: httpx.Response) -> tuple[int, str]:

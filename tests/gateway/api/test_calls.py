@@ -289,6 +289,9 @@ async def test_a_call_that_has_to_be_made_is_the_form_of_the_answer(stage: Stage
     thought = f"<think>\n{THOUGHT}\n</think>\n\n"
     required = await grammar_of(stage, tools=TOOLS, tool_choice="required")
     single = await grammar_of(stage, tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
+    form = {"type": "json_object"}  # of a text, which such an answer does not have
+    beside = await grammar_of(stage, tools=TOOLS, tool_choice="required", response_format=form)
+    assert beside == required
     named = await grammar_of(
         stage, tools=TOOLS, tool_choice={"type": "function", "function": {"name": "stop"}}
     )

@@ -15,6 +15,8 @@ from services.gateway.reading.generation import read_generation, text_prompt
 from services.gateway.reading.options import GenerationOptions
 from shared.errors import InvalidRequest
 from tessera.scheduler.v1.queue_pb2 import ReplyKind
+from tests.fuzz.fields import fields_of
+from tests.fuzz.rest_target import ROUTES
 from tests.support.gateway.served_model import model
 from tests.support.gateway.stage import ANSWER, Stage
 
@@ -129,3 +131,39 @@ async def test_pages_load_nothing_from_elsewhere(stage: Stage, path: str) -> Non
     assert policy == policy_of(page.text) and "default-src 'none'" in policy
     for tag in ("script", "style"):
         assert f"{tag}-src 'sha256-" in policy and page.text.count(f"<{tag}") == 1
+
+
+async def test_every_body_is_drawn_by_the_fuzzer(stage: Stage) -> None:
+    """`tests/fuzz` sends to each route that has a body, and every field of it."""
+    document = await described(stage.http)
+    sent = {path for method, path in ROUTES if method == "POST"}
+    seen = set()
+    for template, methods in document["paths"].items():
+        body = methods.get("post", {}).get("requestBody")
+        if body is None or "application/json" not in body["content"]:
+            continue
+        path = template.replace("{model}", "fuzzed")
+        if "/versions/" in path:  # as without it
+            continue
+        assert path in sent, path
+        seen.add(path)
+        missing = fields_in(body["content"]["application/json"]["schema"], document)
+        assert missing - {*fields_of(path)} == set(), path
+    assert seen >= {
+        "/v1/chat/completions",
+        "/v1/messages",
+        "/generate",
+        "/api/chat",
+        "/v2/models/fuzzed/infer",
+    }
+
+
+def fields_in(schema: Any, document: Any) -> set[str]:
+    """The names on top of a body, of each of its forms."""
+    if "$ref" in schema:
+        named = schema["$ref"].rpartition("/")[2]
+        return fields_in(document["components"]["schemas"][named], document)
+    found = set(schema.get("properties", {}))
+    for one in schema.get("anyOf", schema.get("oneOf", [])):
+        found |= fields_in(one, document)
+    return found

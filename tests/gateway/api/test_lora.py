@@ -1,5 +1,6 @@
 """Adapters by name, in every API that names a model."""
 
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from inference import inference_pb2, inference_pb2_grpc
 from shared.lora.adapter import LoraAdapter
 from shared.net.channels import open_channel
 from tessera.gateway.v1 import chat_pb2, chat_pb2_grpc
-from tests.support.gateway.stage import MODEL, Stage, open_stage
+from tests.support.gateway.stage import MODEL, Stage, open_stage, write_model
 from tests.support.lora_folder import write_adapter
 
 Ask = Callable[[httpx.AsyncClient, str], Awaitable[httpx.Response]]
@@ -30,6 +31,17 @@ async def stage(
 ) -> AsyncIterator[Stage]:
     modules = f"sql={adapter.folder},other={adapter.folder}"
     async with open_stage(redis_url, model_folder, tokenizer, lora_modules=modules) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def adapted(
+    redis_url: str, tmp_path: Path, tokenizer: Tokenizer, adapter: LoraAdapter
+) -> AsyncIterator[Stage]:
+    """Of a model whose folder names an adapter."""
+    folder = write_model(tmp_path / MODEL, tokenizer)
+    (folder / "lora_adapter.json").write_text(json.dumps({"sql": str(adapter.folder)}))
+    async with open_stage(redis_url, folder, tokenizer) as opened:
         yield opened
 
 
@@ -94,6 +106,33 @@ async def test_the_model_itself_has_no_adapter(stage: Stage) -> None:
     for reply in (await stage.chat(model=MODEL), await stage.chat()):
         assert reply.json()["model"] == MODEL
     assert not any(played.spec.lora_id for played in stage.scheduler.played.values())
+
+
+@pytest.mark.parametrize("api", ASKS)
+async def test_the_adapter_of_the_models_folder_answers_for_the_model(
+    adapted: Stage, adapter: LoraAdapter, api: str
+) -> None:
+    """And `base` is the model without it, where the name of an adapter may stand and where that of a model may."""
+    name = "base:latest" if api == "ollama tag" else "base"
+    assert (await ASKS[api](adapted.http, name)).status_code == 200
+    if api not in ("tgi", "mindie"):
+        assert (await ASKS[api](adapted.http, MODEL)).status_code == 200
+    else:
+        path = "/generate" if api == "tgi" else "/infer"
+        assert (await adapted.http.post(path, json={"inputs": "Hi"})).status_code == 200
+    asked = [(one.spec.model, one.spec.lora_id) for one in adapted.scheduler.played.values()]
+    assert asked == [(MODEL, ""), ("sql", adapter.lora_id)]
+
+
+async def test_a_default_adapter_is_shown(adapted: Stage) -> None:
+    cards = (await adapted.http.get("/v1/models")).json()["data"]
+    assert [(card["id"], card["parent"], card["adapter"]) for card in cards] == [
+        (MODEL, None, "sql"),
+        ("base", None, None),
+        ("sql", MODEL, None),
+    ]
+    for model in (None, "dummy", MODEL):  # what names no model means it
+        assert (await adapted.chat(model=model)).json()["model"] == "sql"
 
 
 async def test_adapters_are_listed_with_their_parent(stage: Stage) -> None:

@@ -135,7 +135,8 @@ async def test_options_have_ollamas_names(stage: Stage, client: ollama.AsyncClie
     options = {
         "num_predict": 7, "temperature": 0.5, "top_k": 3, "top_p": 0.25, "min_p": 0.125, "seed": 11, "stop": ["x"],
         "repeat_penalty": 1.5, "presence_penalty": 0.5, "frequency_penalty": 0.75, "num_ctx": MAX_MODEL_LEN,
-        "repeat_last_n": -1, "mirostat": 0, "tfs_z": 1.0, "typical_p": 1, "num_gpu": 2, "num_thread": 4,
+        "repeat_last_n": -1, "mirostat": 0, "mirostat_eta": 0.1, "mirostat_tau": None,
+        "tfs_z": 1.0, "typical_p": 1, "num_gpu": 2, "num_thread": 4,
     }  # fmt: skip
     await client.chat(MODEL + ":latest", MESSAGES, options=options, keep_alive="5m", think=False)
     [played] = stage.scheduler.played.values()

@@ -1,6 +1,7 @@
 """The routes for vectors and scores, as clients see them."""
 
 import base64
+import json
 import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from tests.support.gateway.pooled_stages import (
     scores_of,
 )
 from tests.support.gateway.stage import MODEL, Stage
+from tests.support.pictures import data_url, png
 
 
 def unit(vector: Sequence[float]) -> list[float]:
@@ -162,6 +164,18 @@ async def test_a_classifier_names_labels(classifies: Stage) -> None:
             "task_not_served",
             "this server classifies texts: ",
         )
+
+
+async def test_options_of_media_go_on_with_a_conversation(embeds: Stage) -> None:
+    shown = {"type": "image_url", "image_url": {"url": data_url(png(1, (28, 28)))}}
+    body = {"messages": [{"role": "user", "content": [shown]}]}
+    options = {"mm_processor_kwargs": {"max_pixels": 401408}, "media_io_kwargs": {}}
+    reply = await embeds.http.post("/v1/embeddings", json={**body, **options})
+    assert reply.status_code == 200, reply.text
+    [seen] = embeds.preprocess.seen
+    assert json.loads(seen.media_options.mm_processor_kwargs_json) == {"max_pixels": 401408}
+    error = await refused(embeds, "/v1/embeddings", **body, mm_processor_kwargs=[])
+    assert error["param"] == "mm_processor_kwargs"
 
 
 async def test_a_scorer_reads_both_texts_as_the_tokenizer_pairs_them(scores: Stage) -> None:

@@ -147,3 +147,42 @@ async def test_the_openai_client_sees_no_events_in_silence(
         model=MODEL, prompt="Here:", stream=True, extra_headers=headers
     )
     assert text == "".join([chunk.choices[0].text async for chunk in completion]) == ANSWER
+
+
+PARTED = "one\u2028two\u2029three\u0085four"
+PROMPTED = {"inputs": "Hi", "parameters": {}}
+STREAMS: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": MESSAGES, "stream": True},
+    COMPLETIONS: {"prompt": "Here:", "stream": True, "echo": True},
+    "/v1/responses": {"input": "Hi", "stream": True},
+    "/v1/messages": {"model": MODEL, "messages": MESSAGES, "max_tokens": 99, "stream": True},
+    "/generate_stream": PROMPTED,
+    "/infer": {**PROMPTED, "stream": True},
+    f"/v2/models/{MODEL}/generate_stream": {"text_input": "Hi", "max_tokens": 99},
+    "/generate": {"prompt": "Hi", "stream": True, "max_tokens": 99},
+    "/api/chat": {"messages": MESSAGES},
+}
+
+
+@pytest.mark.parametrize("path", STREAMS)
+async def test_no_character_of_an_answer_ends_a_line(stage: Stage, path: str) -> None:
+    """Readers that use `str.splitlines`, as httpx does, find the lines that were written."""
+    stage.says(PARTED)
+    reply = await stage.http.post(path, json=STREAMS[path])
+    assert reply.status_code == 200, reply.text
+    assert reply.text.splitlines() == reply.text.split("\n")[:-1]
+    said = "".join(
+        text
+        for line in reply.text.splitlines()
+        if "{" in line
+        for text in _texts(json.loads(line[line.index("{") :]))
+    )
+    assert set(PARTED) - set(said) == set()
+
+
+def _texts(content: Any) -> Iterator[str]:
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, dict | list):
+        for value in content.values() if isinstance(content, dict) else content:
+            yield from _texts(value)

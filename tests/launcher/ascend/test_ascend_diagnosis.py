@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from services.launcher.ascend import host
 from services.launcher.doctor import ascend_diagnosis
 from services.launcher.doctor.finding import Finding
 from shared.cpu_kernels import compiling
@@ -122,6 +123,26 @@ def test_a_chip_that_is_not_healthy(machine: AscendMachine) -> None:
     assert set(found) == {"npu 0 memory", "npu 1"}
     assert "310P3, health Warning" in found["npu 1"].found
     assert "npu-smi info -t health -i 32768" in found["npu 1"].remedy
+
+
+def notes(machine: AscendMachine) -> dict[str, Finding]:
+    """What -> finding, of those that not everybody needs."""
+    return {one.what: one for one in ascend_diagnosis.examine(machine.host()) if one.mark == "note"}
+
+
+def test_modules_that_the_compiler_of_operators_lacks(
+    machine: AscendMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "CANN's compiler" not in notes(machine)
+    monkeypatch.setattr(host, "COMPILER_MODULES", ("scipy", "no_such_module"))
+    found = notes(machine)["CANN's compiler"]
+    assert found.found.endswith("imports: no_such_module")
+    assert "'.[npu]'" in found.remedy
+
+
+def test_a_compiler_of_operators_that_wants_an_older_numpy(machine: AscendMachine) -> None:
+    machine.cann("8.5.0")
+    assert "error 500001" in notes(machine)["CANN's compiler"].remedy
 
 
 def test_a_driver_that_does_not_answer(machine: AscendMachine) -> None:

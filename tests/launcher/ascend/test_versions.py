@@ -1,5 +1,6 @@
 """Which torch, torch_npu and CANN belong together."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,10 @@ from services.launcher.ascend import versions
         ("2.9.0.post1", "8.5.0"),  # not in the table: the one before it
         ("2.9.0.post2", "9.0.0"),
         ("2.10.0.post4", "9.1.0"),
-        ("2.13.0", "9.1.0"),  # newer than the table
+        ("2.10.0.post7", "9.2.0"),
+        ("2.14.0", "9.2.0"),
+        ("2.15.0", "9.2.0"),  # newer than the table
+        ("2.9.1", "8.5.0"),  # a torch that is not in it: that of 2.9.0
         ("2.7.1.post8", ""),  # older than it
     ],
 )
@@ -23,8 +27,18 @@ def test_each_torch_npu_has_its_cann(torch_npu: str, cann: str) -> None:
 
 
 def test_a_cann_has_those_that_were_made_for_it() -> None:
-    assert versions.torch_npu_for("9.0.0") == ["2.9.0.post2", "2.8.0.post4"]
+    assert versions.torch_npu_for("9.0.0") == ["2.10.0", "2.9.0.post2", "2.8.0.post4"]
+    assert versions.torch_npu_for("9.0.1") == versions.torch_npu_for("9.0.0")
     assert versions.torch_npu_for("7.0.0") == []
+
+
+def test_the_table_of_the_document_is_this_one() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "ascend.md").read_text()
+    rows = re.findall(r"^\| (\d\S*) \| (.*?) \|", text, re.MULTILINE)
+    listed = {
+        torch_npu: cann for cann, row in rows for torch_npu in re.findall(r"2\.\d[\w.]*\w", row)
+    }
+    assert listed == versions.CANN_OF
 
 
 def test_candidates_come_before_releases_and_corrections_after_them() -> None:

@@ -12,6 +12,8 @@ import pytest
 
 from services.launcher.run_batch import command
 from services.launcher.run_batch.journal import Journal
+from services.launcher.run_batch.sending import Sender
+from shared.net.backoff import Backoff
 from shared.settings import child_environment, python_path
 from tests.support.gateway.stage import ANSWER, MODEL, Stage, open_stage, write_model
 from tests.support.pictures import png
@@ -155,6 +157,54 @@ def test_a_line_that_has_changed_is_answered_anew(tmp_path: Path) -> None:
         assert journal.has(1, "a") and not journal.has(1, "b") and not journal.has(3, "a")
         journal.add(1, "b", b"three")
         assert (journal.result(1), journal.result(2)) == (b"three", b"two")
+
+
+def error(status: int, code: str = "") -> bytes:
+    body = json.dumps({"error": {"message": "no", "code": code or None}}).encode()
+    return b"HTTP/1.1 %d No\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body)
+
+
+@pytest.mark.parametrize(
+    ("replies", "attempts", "status"),
+    [
+        # An empty one closes the connection in the place of an answer.
+        ([b"", error(503), error(502), error(429)] * 3, 13, 200),
+        ([error(500), error(504), error(504, "first_token_timeout")], 4, 200),
+        ([error(409, "model_changed"), error(504, "queue_timeout"), b""], 4, 200),
+        ([error(500)] * 99, 6, 500),
+        ([error(504)] * 99, 6, 504),
+        ([error(504, "request_timeout")], 1, 504),
+        ([error(400)], 1, 400),
+        ([error(409, "idempotency_key_reused")], 1, 409),
+    ],
+)
+async def test_what_may_go_well_next_time_is_sent_again(
+    replies: list[bytes], attempts: int, status: int
+) -> None:
+    keys: list[bytes] = []
+    answering: list[asyncio.Task[None] | None] = []
+    waiting = iter([*replies, b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"])
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answering.append(asyncio.current_task())
+        with contextlib.suppress(asyncio.IncompleteReadError):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).lower()
+                await reader.readexactly(int(head.partition(b"content-length: ")[2].split()[0]))
+                keys.append(head.partition(b"idempotency-key: ")[2].split()[0])
+                if not (reply := next(waiting)):
+                    break
+                writer.write(reply)
+        writer.close()
+        await writer.wait_closed()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        soon = Backoff(0.001, 0.001)
+        async with Sender(f"http://127.0.0.1:{port}/v1", "", 1, None, pauses=soon) as sender:
+            reply = await sender.post("/v1/chat/completions", b"{}", "line/1")
+        await asyncio.gather(*filter(None, answering))
+    assert (reply.status, keys) == (status, [b"line/1"] * attempts)
 
 
 @pytest.mark.full

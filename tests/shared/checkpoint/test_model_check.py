@@ -105,6 +105,10 @@ LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 5\n"
             "gptq: bits is None and may be 4 or 8",
         ),
         (config(True, compression_config={"a": 1}), "of quantized checkpoints those"),
+        (
+            config(vision_config={"quantization_config": {"quant_method": "awq"}}),
+            "vision_config has quantization_config",
+        ),
         (config(True, hidden_act="novel"), "hidden_act 'novel'"),
         (config(True, num_key_value_heads=3), "do not divide"),
         (config(True, rope_parameters={"rope_type": "novel"}), "rope_type 'novel'; there are"),

@@ -1,10 +1,12 @@
 """What names an adapter, how strong it is, and what is refused of it and of --lora-modules."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from shared.errors import InvalidRequest
 from shared.lora.adapter import LoraAdapter
@@ -88,8 +90,64 @@ def test_modules_are_folders_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert absolute("a=/x,b=y") == f"a=/x,b={tmp_path}/y"
 
 
-@pytest.mark.parametrize("text", ["a", "a=", "=x", "a=x,a=y", "base=x", "a\nb=x", f"{'a' * 257}=x"])
-def test_what_names_no_adapter_is_refused(text: str) -> None:
+@pytest.mark.parametrize(
+    "text", ["a", "a=", "=x", "a=x,a=y", "base=x", "served=x", "a\nb=x", f"{'a' * 257}=x"]
+)
+def test_what_names_no_adapter_is_refused(text: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        open_modules(text, "base", 64)
+        open_modules(text, "served", 64, tmp_path)
     assert caught.value.reason == "BAD_LORA_MODULES"
+
+
+def name_adapters(model: Path, said: object) -> None:
+    (model / "lora_adapter.json").write_text(json.dumps(said))
+
+
+def test_a_models_folder_names_adapters_of_which_the_only_one_is_the_default(
+    tmp_path: Path,
+) -> None:
+    one, two = write_adapter(tmp_path / "one", 1), write_adapter(tmp_path / "two", 2)
+    name_adapters(tmp_path, {"a": "one"})  # relative to it
+    found = open_modules("", "served", 64, tmp_path)
+    assert (found.adapters["a"].folder, found.default, found.own) == (one, "a", ())
+    # The flag goes before the file, and before its default.
+    found = open_modules(f"a={two},b={one}", "served", 64, tmp_path, "b")
+    assert (found.adapters["a"].folder, found.default) == (two, "b")
+    assert open_modules("", "served", 64, tmp_path, "base").default == ""
+    name_adapters(tmp_path, {"a": "one", "b": str(two)})
+    assert open_modules("", "served", 64, tmp_path).default == ""
+    assert [*open_modules("", "served", 64, tmp_path, "b").adapters] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("said", "default", "names"),
+    [
+        (["one"], "", "lora_adapter.json"),
+        ({"a": 7}, "", "lora_adapter.json"),
+        ({"a": ""}, "", "lora_adapter.json"),
+        ({"base": "one"}, "", "'base' is the model itself"),
+        ({"served": "one"}, "", "served model's own name"),
+        ({"a": "absent"}, "", "lora_adapter.json: 'a': .*absent"),
+        ({"a": "one"}, "b", "--lora-adapter-id: there is no adapter 'b' at the start"),
+        ({}, "a", "--lora-adapter-id: .*only 'base'"),
+        ({"a": "."}, "", "'a' names the model's own folder"),
+    ],
+)
+def test_what_a_models_folder_cannot_name_is_refused(
+    said: object, default: str, names: str, tmp_path: Path
+) -> None:
+    write_adapter(tmp_path / "one")
+    save_file({"x.weight": np.zeros(1, np.float32)}, tmp_path / "model.safetensors")
+    name_adapters(tmp_path, said)
+    with pytest.raises(InvalidRequest, match=names) as caught:
+        open_modules("", "served", 64, tmp_path, default)
+    assert caught.value.reason == "BAD_LORA_MODULES"
+
+
+def test_the_models_own_partial_lora_is_the_model_itself(tmp_path: Path) -> None:
+    """As WeMM's release names it, by its absolute folder."""
+    name = "model.layers.0.attention.wo.Plora_A.weight"
+    save_file({name: np.zeros((2, 2), np.float32)}, tmp_path / "model.safetensors")
+    name_adapters(tmp_path, {"wemm": str(tmp_path)})
+    found = open_modules("", "served", 64, tmp_path)
+    assert (found.adapters, found.own, found.default) == ({}, ("wemm",), "wemm")

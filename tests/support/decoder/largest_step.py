@@ -9,18 +9,16 @@ from pathlib import Path
 
 from services.decoder.loading.load import load
 from services.decoder.settings import DecoderSettings
-from services.decoder.worker.plans.plan import read_plan
+from services.decoder.worker.plans.plan import Limits, read_plan
 from tessera.decoder.v1.decoder_pb2 import NewSequence, StepPlan, StepResult
 from tests.support.decoder.step_stream import greedy, ints, make_plan
 
 
 def main(folder: str, options: str) -> None:
-    """Every slot has a prompt and samples from its end with a temperature, the first of them taking what is left."""
+    """Prints what the step took."""
     loaded = load(DecoderSettings.model_validate({"model": Path(folder), **json.loads(options)}))
     limits = loaded.worker.limits
-    counts = [1] * limits.max_slots
-    counts[0] += limits.max_batched_tokens - limits.max_slots
-    plan = read_plan(_plan(counts, limits.block_size), limits)
+    plan = read_plan(largest_plan(limits), limits)
     results: list[StepResult] = []
     time.sleep(1)  # until the cache's pages are there
     took = loaded.device.peak_bytes(lambda: loaded.worker.step(plan, results.append))
@@ -28,7 +26,11 @@ def main(folder: str, options: str) -> None:
     print(json.dumps({"predicted": loaded.profile.step_bytes, "took": took}))
 
 
-def _plan(counts: list[int], block_size: int) -> StepPlan:
+def largest_plan(limits: Limits) -> StepPlan:
+    """Every slot has a prompt and samples from its end with a temperature, the first of them taking what is left."""
+    counts = [1] * limits.max_slots
+    counts[0] += limits.max_batched_tokens - limits.max_slots
+    block_size = limits.block_size
     slots = list(range(len(counts)))
     needed = [-(-count // block_size) for count in counts]
     return make_plan(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from services.decoder.devices.base.adapters import LinearPlace
+from services.decoder.devices.base.experts import ExpertLayer
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.steps.attention_meta import Packed
 from shared.weights.linear_weight import CodedWeight, LinearWeight, as_codes, in_memory
@@ -18,7 +19,7 @@ from tests.support.decoder.coded_weights import FORMS
 def packs(ops: BaseOps) -> dict[str, Callable[[LinearWeight], Packed]]:
     """By name: whatever a user of the ops may call with one layer."""
     found = {name: getattr(ops, name) for name in dir(ops) if name.startswith("pack")}
-    del found["pack_addition"]  # has two matrices
+    del found["pack_addition"], found["pack_experts"]  # have several
     assert len(found) >= 4
     return found
 
@@ -45,7 +46,13 @@ def require_packs_ask(ops: BaseOps) -> None:
         )
     down, up = Asked(FORMS[0].make(32, 64)), Asked(FORMS[0].make(48, 32))
     ops.pack_addition(LinearPlace("down_proj", "down", 0, 48, 64), down, up)
-    assert (down.times, up.times) == (1, 1)
+    if (
+        type(ops).pack_addition is BaseOps.pack_addition
+    ):  # others take the numbers, whatever is stored
+        assert (down.times, up.times) == (1, 1)
+    into, out_of = ([Asked(FORMS[0].make(*sizes)) for _ in "ab"] for sizes in ((32, 64), (64, 32)))
+    ops.pack_experts(ExpertLayer(2, 64, 32, 32, False, torch.relu), into, out_of)
+    assert [weight.times for weight in (*into, *out_of)] == [1] * 4
 
 
 def require_equal_packs(ops: BaseOps) -> None:

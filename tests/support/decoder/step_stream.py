@@ -78,8 +78,15 @@ async def running_decoder(
     name: Any = DECODER_ID,
     **settings: Any,
 ) -> AsyncIterator["Decoder"]:
-    """A real decoder server in this process, on a unix socket at `listen`, of what `load` returns. `name` is its id."""
-    defaults = {"device": "cpu", "max_num_seqs": 32, "kv_cache_memory_bytes": 8 << 20, "threads": 1}
+    """A real decoder server in this process, on a unix socket at `listen`, of what `load` returns. `name` is its id.
+    Without graphs unless asked for: their speed, which `auto` goes by, says nothing here."""
+    defaults = {
+        "device": "cpu",
+        "max_num_seqs": 32,
+        "kv_cache_memory_bytes": 8 << 20,
+        "threads": 1,
+        "graphs": "off",
+    }
     chosen = DecoderSettings.model_validate({"model": folder, **defaults, **settings})
     executor = Executor()
     loaded = await executor.run(lambda: load(chosen))

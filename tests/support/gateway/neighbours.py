@@ -203,8 +203,9 @@ class SchedulerPlayer:
         self.vector: Callable[[RequestSpec], Sequence[float]] = lambda spec: (
             [1.0] * spec.pooling.width
         )
-        # Why its decoder reads no adapter; empty reads all.
+        # Why its decoder reads no adapter; empty reads all. Whether it says anything of them.
         self.cannot_read = ""
+        self.reads_adapters = True
         self._decoder_id = new_instance_id()
         self.failure: Failure | None = None
         # The choices that `failure` is for; all if None.
@@ -302,7 +303,7 @@ class SchedulerPlayer:
                 if found is None:
                     continue
                 for name, since in found.since.items():
-                    if known.since.get(name) != since:
+                    if known.since.get(name) != since and self.reads_adapters:
                         lora_id = found.names[name]
                         await registry.report(lora_id, self._decoder_id, self.cannot_read)
                 known = found

@@ -5,7 +5,7 @@ import subprocess
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from services.launcher.ascend.host import CONTROL_FILES, LIBRARIES, AscendHost
+from services.launcher.ascend.host import COMPILER_MODULES, CONTROL_FILES, LIBRARIES, AscendHost
 from shared.cpu_kernels import compiling
 
 # As drivers 25.x print them, for an Atlas 800I A2 and for a 300I Duo with two chips on a card.
@@ -79,6 +79,8 @@ class AscendMachine:
         self.cann("9.0.0")
         self.package("torch", "2.9.0+cpu", "class npu:\n    device_count = lambda: 2")
         self.package("torch_npu", "2.9.0.post2", "__version__ = '2.9.0.post2'")
+        for module in COMPILER_MODULES:
+            self.write(f"/packages/{module}/__init__.py")
         self.environment |= {
             "PATH": os.environ["PATH"],
             "PYTHONPATH": str(self.root / "packages"),

@@ -15,10 +15,14 @@ class CacheBudget:
     most: int | None = None
 
     @property
+    def left(self) -> int:
+        """Bytes that nothing else needs."""
+        return max(0, self.allowed[1] - sum(size for _, size in self.taken))
+
+    @property
     def nbytes(self) -> int:
         """Bytes for caches."""
-        left = max(0, self.allowed[1] - sum(size for _, size in self.taken))
-        return left if self.most is None else min(left, self.most)
+        return self.left if self.most is None else min(self.left, self.most)
 
     def less(self, name: str, nbytes: int) -> "CacheBudget":
         """With one thing more that takes memory."""

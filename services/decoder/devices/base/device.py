@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import structlog
 import torch
@@ -17,12 +17,15 @@ from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.staging import Array, Download, Event, Staging
 from services.decoder.sampling.logits_processors.token_masks import TokenMatcher
 from services.decoder.sampling.sampler import Sampler
-from services.decoder.steps.needs import AttentionKind
 from shared.checkpoint.folder import Checkpoint
 from shared.devices import require_dtype
 from shared.errors import InvalidRequest, ServingError
+from shared.weights import scheme
 
 log = structlog.get_logger(__name__)
+
+# Of linear layers: rows; tiles as a matrix unit reads them, where products are right, or faster too.
+WeightLayout = Literal["nd", "nz", "auto"]
 
 
 @dataclass(frozen=True)
@@ -62,10 +65,11 @@ class Device(ABC):
         block_size: int = 0,
         small_model: bool = False,
         forms: str = "",
+        weights: WeightLayout = "nd",
     ) -> None:
         """dtype: of weights, activations and cache. threads: on the host; block_size: tokens; for both 0 is the
-        device's own choice. small_model: it has fewer than 100 million parameters. forms: `--npu-forms`. Raises
-        InvalidRequest for a block size or forms that the device does not have."""
+        device's own choice. small_model: it has fewer than 100 million parameters. forms: `--npu-forms`; weights:
+        `--npu-weights`. Raises InvalidRequest for a block size, forms or a layout that the device does not have."""
         if self.only_block_size and block_size not in (0, self.default_block_size):
             raise InvalidRequest(
                 "UNSUPPORTED_BLOCK_SIZE",
@@ -79,7 +83,13 @@ class Device(ABC):
                 f"--npu-forms {forms}: {self.name} has no forms of operators to choose from; leave the flag away",
                 field="npu_forms",
             )
-        self.small_model, self.forms = small_model, forms
+        if weights != "nd" and not self.has_forms:
+            raise InvalidRequest(
+                "UNSUPPORTED_LAYOUT",
+                f"--npu-weights {weights}: {self.name} has one layout of weights; leave the flag away",
+                field="npu_weights",
+            )
+        self.small_model, self.forms, self.weights = small_model, forms, weights
         self.block_size = block_size or self.default_block_size
         self.ops = self._make_ops(dtype, threads)
 
@@ -188,12 +198,23 @@ class Device(ABC):
         step; axes: of rotary positions; width: blocks in a row of the table."""
         raise NotImplementedError(f"{self.name} has no graphs")
 
+    def ended_within(self, what: str) -> bool:
+        """Whether a process like this one came to its end in what `surviving` had been told of, as this one may too."""
+        return False
+
+    @contextmanager
+    def surviving(self, what: str) -> Iterator[None]:
+        """Meanwhile this process does something that may leave the device useless for it."""
+        yield
+
     # What is served
 
-    def require_attention(self, kind: AttentionKind) -> None:
-        """Called once the model is known. Raises InvalidRequest for a kind of attention that the device does not
-        have."""
-        return None
+    def require_scheme(self, name: str) -> None:
+        """Raises InvalidRequest unless `--quantization` may say this here."""
+        if name != scheme.NONE:
+            raise scheme.refused(
+                name, f"on {self.name} no kernels multiply with codes; leave the flag away"
+            )
 
     # Errors
 

@@ -28,6 +28,11 @@ class Graphs(ABC):
         place = bisect_left(self.sizes, rows)
         return self.sizes[place] if place < len(self.sizes) else None
 
+    def longest(self, size: int) -> int | None:
+        """Tokens of the longest sequences that a graph of this size is for: where there are longer ones `run` computes
+        without. None where it is for all."""
+        return None
+
     @abstractmethod
     def capture(self) -> None:
         """Captures all sizes; computes nothing. Raises whatever the device's libraries raise."""
@@ -46,11 +51,12 @@ def graph_sizes(most: int) -> list[int]:
 
 
 def blank_step(ops: BaseOps, rows: int, axes: int, width: int) -> Step:
-    """A step of sequences of one token each that nobody asked for. They write to the first places of the cache, each to
-    one of its own, and see the first place alone. axes: of rotary positions; width: blocks in a row of the table."""
+    """A step of sequences of one token each that nobody asked for. They write to the first block of the cache, as those
+    that a batch is filled up with, and see its first place alone. axes: of rotary positions; width: blocks in a row of
+    the table."""
     device = ops.device
     table = torch.zeros((rows, width), dtype=torch.int32, device=device)
-    places = torch.arange(rows, dtype=torch.int64, device=device)
+    places = torch.arange(rows, dtype=torch.int64, device=device) % ops.block_size
     return Step(
         ids=torch.zeros(rows, dtype=torch.int64, device=device),
         positions=torch.zeros((axes, rows), dtype=torch.int64, device=device),

@@ -53,8 +53,7 @@ def _cache_bytes(ops: BaseOps, name: str, given: tuple[Any, ...]) -> int:
     if meta is None or kv is None:
         return 0
     tokens = sum(meta.kv_lens) if name == "paged_attention" else meta.cu_q[-1]
-    capacity = kv.k.shape[ops.block_axis] * ops.block_size
-    return tokens * ((kv.k.nbytes + kv.v.nbytes) // capacity)
+    return tokens * ((kv.k.nbytes + kv.v.nbytes) // ops.capacity(kv))
 
 
 def _nbytes(value: Any) -> int:

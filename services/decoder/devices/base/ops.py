@@ -4,7 +4,7 @@ Shapes: T tokens of a step (see `AttnMeta`), H hidden size, D head size. A devic
 can do better; a fused op it leaves alone is made of the small ones here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum, auto
 from typing import final
 
@@ -12,13 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.decoder.devices.base.adapters import (
-    Addition,
-    LayerSegments,
-    LinearPlace,
-    Segment,
-)
+from services.decoder.devices.base.adapters import Addition, LayerSegments, LinearPlace, Segment
 from services.decoder.devices.base.decoder_layer import DecoderLayer
+from services.decoder.devices.base.experts import (
+    ExpertLayer,
+    PackedExperts,
+    Router,
+    SingleExperts,
+    one_by_one,
+)
+from services.decoder.devices.base.hidden_keys import hidden_keys
 from services.decoder.ranks.rank_group import RankGroup
 from services.decoder.ranks.share import Share
 from services.decoder.steps.attention_meta import (
@@ -31,7 +34,9 @@ from services.decoder.steps.attention_meta import (
 )
 from services.decoder.steps.slot_state import LayerState, StateTensor
 from shared.weights.linear_weight import LinearWeight
+from shared.weights.on_the_fly import quantize
 from shared.weights.quantized_weight import QuantizedWeight
+from shared.weights.scheme import HEAD, Scheme
 
 _NO_SEGMENTS = LayerSegments((), ())
 
@@ -43,6 +48,7 @@ class Use(Enum):
     GATE_UP = auto()
     GELU = auto()
     HEAD = auto()
+    UNCHANGED = auto()  # stays as it is stored
 
 
 class BaseOps:
@@ -55,6 +61,11 @@ class BaseOps:
     # while there are none.
     share = Share()
     ranks: RankGroup | None = None
+    # How weights that are stored as numbers are quantized when they are packed; None: not at all.
+    scheme: Scheme | None = None
+    # Layers that were packed as codes, and what they take.
+    coded_layers = 0
+    coded_bytes = 0
 
     def __init__(self, device: torch.device, dtype: torch.dtype, block_size: int = 16) -> None:
         """block_size: tokens in a block of the cache."""
@@ -106,9 +117,16 @@ class BaseOps:
         return self._pack(weight, Use.HEAD)
 
     @final
+    def pack_unchanged(self, weight: LinearWeight) -> Packed:
+        """`pack` for a layer that stays as it is stored, whatever `scheme` says."""
+        return self._pack(weight, Use.UNCHANGED)
+
+    @final
     def _pack(self, weight: LinearWeight, use: Use) -> Packed:
         """Every `pack` comes here: codes as the device has them, else their numbers."""
         codes = weight.quantized()
+        if codes is None and self.scheme is not None and use is not Use.UNCHANGED:
+            codes = quantize(weight, HEAD if use is Use.HEAD else self.scheme)
         if codes is None:
             return self._pack_dense(weight.dense(self.dtype), weight.bias, use)
         packed = self._pack_codes(codes, weight.bias, use)
@@ -151,7 +169,24 @@ class BaseOps:
         """Takes over the matrices [rank, inputs] and [outputs, rank] of an addition. Raises InvalidRequest for those
         that do not fit the linear layer."""
         place.require(down, up)
-        return Addition(place, self.pack(down), self.pack(up))
+        return Addition(place, self.pack_unchanged(down), self.pack_unchanged(up))
+
+    # Experts
+
+    def pack_experts(
+        self, layer: ExpertLayer, up: Iterable[LinearWeight], down: Iterable[LinearWeight]
+    ) -> PackedExperts:
+        """Takes over the layers into and out of each expert, all of `up` before the first of `down`."""
+        return SingleExperts(layer, list(map(self.pack, up)), list(map(self.pack, down)))
+
+    def experts(self, x: Tensor, index: Tensor, shares: Tensor, experts: PackedExperts) -> Tensor:
+        """x [T, H]; index and shares [T, k]: a token's experts and what each counts. Gives [T, H]."""
+        assert isinstance(experts, SingleExperts)
+        return one_by_one(x, index, shares, experts, self.linear)
+
+    def router(self, count: int, k: int) -> Router | None:
+        """What chooses k of `count` experts faster than softmax and topk of torch; None where nothing does."""
+        return None
 
     # Small ops
 
@@ -312,6 +347,10 @@ class BaseOps:
         """Bytes that one block takes in one layer, padding of the layout included."""
         return spec.bytes_per_token * self.block_size
 
+    def capacity(self, kv: PagedKV) -> int:
+        """Tokens that a cache holds."""
+        return kv.k.shape[self.block_axis] * self.block_size
+
     def alloc_kv(self, spec: KVSpec, num_blocks: int) -> PagedKV:
         """One layer's cache, zeroed, its memory touched."""
         return self._zeros(spec, num_blocks, self.device)
@@ -450,28 +489,3 @@ class BaseOps:
         blocks = table[: -(-length // self.block_size)].long()
         k, v = (x.index_select(self.block_axis, blocks) for x in (kv.k, kv.v))
         return k.flatten(0, 1)[:length], v.flatten(0, 1)[:length]
-
-
-def hidden_keys(
-    meta: AttnMeta,
-    row: int,
-    window: int | None,
-    chunk: int | None = None,
-    device: torch.device | None = None,
-) -> Tensor:
-    """Which keys each query of a row must not see: bool [queries, keys], made on the host unless a device is given.
-    Spans that see each other whole do so inside the window alone."""
-    count = meta.cu_q[row + 1] - meta.cu_q[row]
-    length = meta.kv_lens[row]
-    queries = torch.arange(length - count, length, device=device)[:, None]
-    keys = torch.arange(length, device=device)[None, :]
-    hidden = keys > queries
-    for other, start, end in meta.bidirectional or ():
-        if other == row:
-            inside = (queries >= start) & (queries < end) & (keys >= start) & (keys < end)
-            hidden &= ~inside
-    if window is not None:
-        hidden |= keys <= queries - window
-    if chunk is not None:
-        hidden |= keys // chunk != queries // chunk
-    return hidden

@@ -4,12 +4,17 @@ The rules in `cpu/torch_ops.py` were found by measurement; another processor mak
 kernels. A decoder that fails here runs, but promises nothing about equal bits.
 """
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.steps.attention_meta import KVSpec
-from shared.weights.linear_weight import in_memory
+from shared.weights.linear_weight import LinearWeight, as_codes, in_memory
+from shared.weights.on_the_fly import quantize
+from shared.weights.scheme import SCHEMES, Scheme
 
 _SIZES = ((256, 320), (896, 512))  # inputs and outputs of linear layers
 _ROWS = (1, 2, 5, 8, 13, 16, 37)
@@ -18,16 +23,36 @@ _HEADS = (4, 2, 32)  # of queries, of keys, size
 
 
 def rows_are_equal(ops: BaseOps) -> bool:
-    """True if linear layers and attention give equal rows in batches of several sizes."""
+    """True if linear layers and attention give equal rows in batches of several sizes. Where some layers are codes,
+    those of every form are tried."""
     generator = torch.Generator().manual_seed(0)
     with torch.inference_mode():
-        linear = all(_linear_holds(ops, generator, *sizes) for sizes in _SIZES)
+        linear = all(
+            _linear_holds(ops, generator, weight)
+            for sizes in _SIZES
+            for weight in _weights(ops, generator, *sizes)
+        )
         return linear and _attention_holds(ops, generator)
 
 
-def _linear_holds(ops: BaseOps, generator: torch.Generator, inputs: int, outputs: int) -> bool:
-    packed = ops.pack(in_memory(torch.randn(outputs, inputs, generator=generator)))
-    x = torch.randn(64, inputs, generator=generator).to(ops.device, ops.dtype)
+def _weights(
+    ops: BaseOps, generator: torch.Generator, inputs: int, outputs: int
+) -> Iterator[LinearWeight]:
+    weight = in_memory(torch.randn(outputs, inputs, generator=generator))
+    yield weight
+    if not ops.coded_layers:
+        return
+    for scheme in SCHEMES.values():
+        yield as_codes(quantize(weight, scheme))
+    codes = quantize(weight, Scheme(4, 32, 2))
+    yield as_codes(replace(codes, zeros=None, minima=-codes.scales))
+    yield as_codes(replace(codes, zeros=None, codebook=tuple(range(-120, 120, 15))))
+    yield as_codes(replace(codes, order=torch.arange(inputs).flip(0)))
+
+
+def _linear_holds(ops: BaseOps, generator: torch.Generator, weight: LinearWeight) -> bool:
+    packed = ops.pack_unchanged(weight)
+    x = torch.randn(64, weight.inputs, generator=generator).to(ops.device, ops.dtype)
     whole = ops.linear(x, packed)
     return all(torch.equal(ops.linear(x[:rows].clone(), packed), whole[:rows]) for rows in _ROWS)
 

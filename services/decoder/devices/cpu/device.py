@@ -21,6 +21,7 @@ from shared import numerics, processors
 from shared.cpu_kernels import binding
 from shared.cpu_kernels.packed_linear import TYPES
 from shared.torch_device import torch_arithmetic
+from shared.weights import scheme
 
 log = structlog.get_logger(__name__)
 
@@ -65,6 +66,14 @@ class CpuDevice(Device):
         arithmetic = self.ops.arithmetic if isinstance(self.ops, CpuOps) else ""
         by_torch = by_torch or not arithmetic
         return numerics.of_cpu(arithmetic, torch_arithmetic() if by_torch else "")
+
+    def require_scheme(self, name: str) -> None:
+        """Any, where the kernels compute."""
+        if name != scheme.NONE and not isinstance(self.ops, CpuOps):
+            raise scheme.refused(
+                name,
+                "the CPU kernels are needed, and torch does their work here; install a C++ compiler",
+            )
 
     def memory(self) -> Memory:
         """The host's, as far as our control group allows."""

@@ -6,12 +6,10 @@ which the kernels read them (`cpu_kernels/attention.h`), D padded to whole vecto
 """
 
 import ctypes
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import structlog
 import torch
 from torch import Tensor
@@ -26,6 +24,7 @@ from services.decoder.devices.base.decoder_layer import DecoderLayer
 from services.decoder.devices.base.ops import BaseOps, Use
 from services.decoder.devices.cpu import additions
 from services.decoder.devices.cpu.layer import LayerCall, make_call, make_step
+from services.decoder.devices.cpu.tasks import find_chunk_tasks, find_tasks
 from services.decoder.steps.attention_meta import (
     AttnMeta,
     HeadNorms,
@@ -34,26 +33,24 @@ from services.decoder.steps.attention_meta import (
     Packed,
     PagedKV,
 )
-from shared.cpu_kernels import binding, packed_linear, shortlist
+from shared.cpu_kernels import binding, packed_linear, quantized_linear, shortlist
 from shared.cpu_kernels.binding import Kernels
 from shared.cpu_kernels.host_memory import zeros_in_huge_pages
 from shared.cpu_kernels.packed_linear import TYPES, PackedLinear
 from shared.cpu_kernels.shortlist import Shortlist
 from shared.weights.linear_weight import LinearWeight
+from shared.weights.quantized_weight import QuantizedWeight
+from shared.weights.scheme import HEAD
 
 log = structlog.get_logger(__name__)
-
-# Rows (query, head) that one attention task handles: whole groups by vectors (12 rows) and by tiles (32).
-_TASK_ROWS = 96
 
 _EPILOGUES = {
     Use.LINEAR: binding.PLAIN,
     Use.GATE_UP: binding.SWIGLU,
     Use.GELU: binding.GELU_TANH,
     Use.HEAD: binding.PLAIN,
+    Use.UNCHANGED: binding.PLAIN,
 }
-
-Tasks: TypeAlias = "np.ndarray[tuple[int, int], np.dtype[np.int32]]"
 
 
 class CpuOps(BaseOps):
@@ -92,6 +89,17 @@ class CpuOps(BaseOps):
         if sketch is not None:
             log.info("sketch of the output matrix", mb=sketch.num_bytes >> 20)
         return _PackedPanels(layer.panels, layer.bias, layer, sketch)
+
+    def _pack_codes(self, weight: QuantizedWeight, bias: Tensor | None, use: Use) -> Packed | None:
+        """In panels of outputs, too; see `cpu_kernels/quantized_linear.h`. An output matrix has no sketch: it is as
+        small as one."""
+        if not quantized_linear.can_pack(weight):
+            return None
+        digits = self.scheme.digits if self.scheme and use is not Use.HEAD else HEAD.digits
+        layer = quantized_linear.pack(self._kernels, weight, bias, _EPILOGUES[use], digits=digits)
+        self.coded_layers += 1
+        self.coded_bytes += layer.num_bytes
+        return _PackedPanels(layer.panels, layer.bias, layer)
 
     def linear_gelu(self, x: Tensor, packed: Packed) -> Tensor:
         """One pass over a layer from `pack_gelu`."""
@@ -323,7 +331,7 @@ class CpuOps(BaseOps):
             return super().decoder_layer(normed, residual, layer, cos, sin, kv, meta, segments)
         step = meta.device_state.get("layers")
         if step is None or not step.fits(normed, residual, cos, known.widths):
-            tasks = _tasks(meta, layer.heads.num_q // layer.heads.num_kv)
+            tasks = find_tasks(meta, layer.heads.num_q // layer.heads.num_kv)
             step = make_step(normed, residual, layer, known.widths, cos, sin, meta, tasks)
             meta.device_state["layers"] = step
         cache, added = _own(kv).cache, None
@@ -370,9 +378,9 @@ class CpuOps(BaseOps):
         if tokens > meta.cu_q[-1]:
             out[meta.cu_q[-1] :] = 0
         share, table = num_q // own.both.shape[1], meta.block_table
-        tasks = _tasks(meta, share)
+        tasks = find_tasks(meta, share)
         if chunk is not None:
-            tasks, table = _chunk_tasks(meta, share, chunk, self.block_size)
+            tasks, table = find_chunk_tasks(meta, share, chunk, self.block_size)
         sinks = None if sinks is None else sinks.float().contiguous()
         call = binding.Attention(
             q.data_ptr(),
@@ -424,64 +432,3 @@ def _sketch(packed: Packed) -> Shortlist | None:
 def _own(kv: PagedKV) -> _CpuKV:
     assert isinstance(kv, _CpuKV)
     return kv
-
-
-def _tasks(meta: AttnMeta, share: int) -> Tasks:
-    """Pieces of rows that attention handles one by one: row, first token in the batch, tokens, position of the first,
-    and how many keys all of them see, 0 where each sees those up to its own; the longest rows' last pieces first, so
-    that none is left to the end."""
-    known: dict[int, Tasks] = meta.device_state.setdefault("tasks", {})
-    if share not in known:
-        most = max(1, _TASK_ROWS // share)
-        tasks = []
-        for row, (first, end, length) in enumerate(
-            zip(meta.cu_q, meta.cu_q[1:], meta.kv_lens, strict=False)
-        ):
-            start = length - (end - first)
-            for low, high, keys in _stretches(meta, row, start, length):
-                for place in range(low, high, most):
-                    count = min(most, high - place)
-                    tasks.append((row, first + place - start, count, place, keys))
-        tasks.sort(key=lambda task: -task[2] * (task[4] or task[3] + task[2]))
-        known[share] = np.asarray(tasks, np.int32).reshape(-1, 5)
-    return known[share]
-
-
-def _stretches(meta: AttnMeta, row: int, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """The positions [start, end) of a row, cut where spans begin and end that see each other whole: of each stretch its
-    ends, and the end of the span it is in, 0 for none."""
-    for other, low, high in sorted(meta.bidirectional or ()):
-        low = max(low, start)
-        if other == row and low < min(high, end):
-            if start < low:
-                yield start, low, 0
-            start = min(high, end)
-            yield low, start, start
-    if start < end:
-        yield start, end, 0
-
-
-def _chunk_tasks(meta: AttnMeta, share: int, chunk: int, block_size: int) -> tuple[Tasks, Tensor]:
-    """Tasks that end where chunks do, and a block table with a row for each chunk of each row of the step: a chunk is a
-    sequence of its own, since it consists of whole blocks."""
-    known: dict[tuple[int, int], tuple[Tasks, Tensor]]
-    known = meta.device_state.setdefault("chunk tasks", {})
-    if (share, chunk) in known:
-        return known[share, chunk]
-    width = chunk // block_size
-    rows: dict[tuple[int, int], int] = {}
-    pieces = []
-    for row, token, count, start, _ in _tasks(meta, share).tolist():
-        end = start + count
-        while start < end:
-            number, place = divmod(start, chunk)
-            size = min(end - start, chunk - place)
-            own = rows.setdefault((row, number), len(rows))
-            pieces.append((own, token, size, place, 0))
-            start, token = start + size, token + size
-    table = torch.zeros((len(rows), width), dtype=torch.int32)
-    for (row, number), own in rows.items():
-        blocks = meta.block_table[row, number * width : (number + 1) * width]
-        table[own, : len(blocks)] = blocks
-    known[share, chunk] = np.asarray(pieces, np.int32).reshape(-1, 5), table
-    return known[share, chunk]

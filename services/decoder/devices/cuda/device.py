@@ -1,6 +1,6 @@
 """The first CUDA device that the process sees."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import torch
@@ -9,8 +9,10 @@ from torch import Tensor
 from services.decoder.devices.base import host_memory
 from services.decoder.devices.base.cache_budget import CacheBudget
 from services.decoder.devices.base.device import Device, Memory
+from services.decoder.devices.base.graphs import Forward, Graphs
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.staging import Event
+from services.decoder.devices.cuda.graphs import CudaGraphs
 from services.decoder.devices.cuda.ops import CudaOps
 from shared import numerics
 
@@ -90,3 +92,12 @@ class CudaDevice(Device):
     def synchronize(self) -> None:
         """Waits for the device."""
         torch.cuda.synchronize(self.ops.device)
+
+    @property
+    def has_graphs(self) -> bool:
+        """Where one rank computes: captured calls between ranks were never tried."""
+        return self.ops.ranks is None
+
+    def make_graphs(self, forward: Forward, sizes: Sequence[int], axes: int, width: int) -> Graphs:
+        """Of torch."""
+        return CudaGraphs(self.ops, forward, sizes, axes, width)

@@ -1,7 +1,6 @@
 """Ops for CUDA devices: torch's own kernels, attention by `scaled_dot_product_attention`.
 
-The code runs on any torch device and is tested against the reference on the CPU. It has not yet
-been run on a GPU: no machine with one was at hand when it was written.
+The code runs on any torch device: it is tested against the reference on the CPU, and where there is one on a GPU.
 """
 
 from collections.abc import Sequence
@@ -10,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.decoder.devices.base.ops import BaseOps, hidden_keys
+from services.decoder.devices.base.hidden_keys import hidden_keys
+from services.decoder.devices.base.ops import BaseOps
 from services.decoder.steps.attention_meta import AttnMeta, KVSpec, PagedKV
 
 
@@ -99,17 +99,24 @@ class CudaOps(BaseOps):
             mask &= order >= ends - window
         # Behind the mask lies what others left; zero weight does not undo a NaN.
         values = values.masked_fill(~mask[:, :, None, None], 0)
-        return _attend(q[:n, None], keys, values, mask[:, None, None, :], scale)[:, 0]
+        # Query heads that share keys are rows of one product, as nothing is hidden from one of them alone.
+        groups = q[:n].unflatten(1, (keys.shape[2], -1))
+        mixed = F.scaled_dot_product_attention(
+            groups,
+            keys.transpose(1, 2),
+            values.transpose(1, 2),
+            attn_mask=mask[:, None, None, :],
+            scale=scale,
+        )
+        return mixed.flatten(1, 2)
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
     """[n, queries, num_q, D] with keys and values [n, keys, num_kv, D]."""
+    shared = q.shape[2] // k.shape[2]
+    if shared > 1:  # with `enable_gqa` and a mask torch has no fused kernel
+        k, v = (x.repeat_interleave(shared, 2) for x in (k, v))
     mixed = F.scaled_dot_product_attention(
-        q.transpose(1, 2),
-        k.transpose(1, 2),
-        v.transpose(1, 2),
-        attn_mask=mask,
-        scale=scale,
-        enable_gqa=q.shape[2] != k.shape[2],
+        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask, scale=scale
     )
     return mixed.transpose(1, 2)

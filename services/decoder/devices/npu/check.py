@@ -11,18 +11,31 @@ from functools import partial
 
 import torch
 
-from services.decoder.devices.npu import trials
+from services.decoder.devices.npu import ranks_check, trials
 from services.decoder.devices.npu.check_cases import Cases
+from services.decoder.devices.npu.check_steps import StepCases
 from services.decoder.devices.npu.device import NpuDevice
 from services.decoder.devices.npu.errors import explain
-from services.decoder.devices.npu.forms import Asked, Heads, Trial, Writing
+from services.decoder.devices.npu.forms import (
+    Asked,
+    Grouping,
+    Heads,
+    Routing,
+    Trial,
+    Weights,
+    Writing,
+)
 from shared.ascend import is_310p, npu_name
 from shared.operation_check import Result, print_results, seconds_of, try_case
 
 # Heads of queries, of keys, and the size of each, as models have them.
-_HEADS = ((14, 2, 64), (28, 4, 128), (32, 8, 128), (16, 16, 128), (8, 4, 256))
+_HEADS = ((14, 2, 64), (28, 4, 128), (32, 8, 128), (16, 16, 128), (7, 1, 128), (8, 4, 256))
 _HEADS_WITH_SINKS = (64, 8, 64)
-_WRITTEN = ((2, 64), (8, 128))
+_WRITTEN = ((2, 64), (8, 128), (1, 128))
+# Experts of Qwen3-30B-A3B, DeepSeek-V2-Lite and, with biases, of small ones.
+_EXPERTS = ((128, 2048, 1536, 768), (64, 2048, 2816, 1408), (32, 256, 256, 128, True))
+_CHOICES = ((128, 8), (64, 6))
+_WEIGHTS = ((1152, 896), (896, 4864), (6144, 4096))
 # Of the buffers by which bandwidths are measured: at most, and of the device's memory.
 _MOST_BYTES = 256 << 20
 _PART = 128
@@ -34,8 +47,9 @@ def results(dtypes: tuple[torch.dtype, ...]) -> Iterator[Result]:
         device = NpuDevice(dtype)
         kind = str(dtype).removeprefix("torch.")
         yield from by_forms(device, kind)
-        for case in Cases(device):
+        for case in (*Cases(device), *StepCases(device)):
             yield try_case(case, kind, device.synchronize, explain)
+    yield from ranks_check.results()
     yield from _bandwidths(device, min(_MOST_BYTES, device.memory().total // _PART))
 
 
@@ -45,6 +59,10 @@ def by_forms(device: NpuDevice, kind: str) -> Iterator[Result]:
     for window in (False, True):
         asked += [Heads(*heads, window=window) for heads in _HEADS]
         asked.append(Heads(*_HEADS_WITH_SINKS, window=window, sinks=True))
+    asked += [Grouping(*sizes) for sizes in _EXPERTS]
+    asked += [Routing(*sizes) for sizes in _CHOICES]
+    if not is_310p():  # which has no other layout
+        asked += [Weights(*sizes, faster=True) for sizes in _WEIGHTS]
     forms = {each: device.ops.known_forms(each) for each in asked}
     attempts = [(each, form) for each in asked for form in forms[each]]
     tried = trials.apart_or_here(device.ops, attempts)
@@ -58,7 +76,12 @@ def result_of_forms(device: NpuDevice, asked: Asked, tried: Sequence[Trial], kin
     said = "; ".join(f"{t.form.name}: {t.refusal or f'{t.error:.3g}'}" for t in tried)
     best = next((trial for trial in tried if trial.agrees), None)
     if not tried:
-        return Result(name, True, detail=device.ops.without_form)
+        is_attention = isinstance(asked, Heads)
+        return Result(
+            name, True, detail=device.ops.without_form if is_attention else "by plain operations"
+        )
+    if best is None and isinstance(asked, Weights):  # they are in rows unless told otherwise
+        return Result(name, True, detail=f"does not pay: {said}")
     if best is None:
         return Result(
             name, False, detail=f"no form of the kernel agrees with the reference: {said}"
@@ -72,12 +95,20 @@ def result_of_forms(device: NpuDevice, asked: Asked, tried: Sequence[Trial], kin
 
 
 def _name_of(asked: Asked) -> str:
-    if isinstance(asked, Writing):
-        return f"writing {asked.num_kv} heads of {asked.size}"
-    wanted = {"a window": asked.window, "sinks": asked.sinks}
-    extra = " and ".join(name for name, is_wanted in wanted.items() if is_wanted)
-    extra = f" with {extra}" if extra else ""
-    return f"attention, {asked.num_q}/{asked.num_kv} heads of {asked.size}{extra}"
+    match asked:
+        case Writing():
+            return f"writing {asked.num_kv} heads of {asked.size}"
+        case Grouping():
+            return f"{asked.count} experts of {asked.inner} units over {asked.hidden}"
+        case Routing():
+            return f"choosing {asked.k} of {asked.count} experts"
+        case Weights():
+            return f"a weight {asked.out} x {asked.inputs} in tiles"
+        case Heads():
+            wanted = {"a window": asked.window, "sinks": asked.sinks}
+            extra = " and ".join(name for name, is_wanted in wanted.items() if is_wanted)
+            extra = f" with {extra}" if extra else ""
+            return f"attention, {asked.num_q}/{asked.num_kv} heads of {asked.size}{extra}"
 
 
 def _bandwidths(device: NpuDevice, nbytes: int) -> Iterator[Result]:

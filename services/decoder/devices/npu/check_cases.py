@@ -13,7 +13,7 @@ from services.decoder.steps.attention_meta import KVSpec, PagedKV
 from shared.operation_check import Case
 from shared.weights.linear_weight import in_memory
 
-_TOKENS = (1, 48, 300)
+_TOKENS = (1, 48, 2176)  # the last as many as a step has, unless another number is given
 _HIDDEN, _INNER = 896, 4864
 _ROTATED = ((14, 64), (28, 128), (16, 80))  # heads and their size
 _TOLERANCES = {torch.float16: 0.02, torch.bfloat16: 0.15}
@@ -33,11 +33,13 @@ class Cases:
         for tokens in _TOKENS:
             yield from self._layer(tokens)
             yield from self._rotations(tokens)
-        yield self._linear_layer(16)
-        yield self._linear_layer(17)  # sizes of which one is no multiple of 16
+        yield self._linear_layer(48, 16)
+        yield self._linear_layer(48, 17)  # sizes of which one is no multiple of 16
+        yield self._linear_layer(_TOKENS[-1], 16)
         yield self._addition()
-        yield from self._cache(64)
-        yield from self._cache(80)
+        yield from self._cache(2, 64)
+        yield from self._cache(2, 80)
+        yield from self._cache(1, 128)
 
     def _draw(self, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=self._generator).to(self._ops.dtype)
@@ -64,12 +66,12 @@ class Cases:
                 self._tolerance,
             )
 
-    def _linear_layer(self, odd: int) -> Case:
+    def _linear_layer(self, tokens: int, odd: int) -> Case:
         weight, bias = self._draw(odd * 32, _HIDDEN) * 0.03, self._draw(odd * 32)
-        x = self._draw(48, _HIDDEN)
+        x = self._draw(tokens, _HIDDEN)
         packed, plain = (ops.pack(in_memory(weight, bias)) for ops in (self._ops, self._plain))
         return Case(
-            f"linear, {_HIDDEN} to {odd * 32}",
+            f"linear, {tokens} rows, {_HIDDEN} to {odd * 32}",
             partial(_tuple_of, self._ops.linear, x.to(self._ops.device), packed),
             [self._plain.linear(x, plain)],
             weight.nbytes,
@@ -99,10 +101,11 @@ class Cases:
         expected = of(self._plain)()
         return Case(name, of(self._ops), expected, down.nbytes + up.nbytes, self._tolerance)
 
-    def _cache(self, size: int) -> Iterator[Case]:
+    def _cache(self, heads: int, size: int) -> Iterator[Case]:
         """Keys and values that are written, copied, swapped and scrubbed come back as they should."""
-        spec, tokens = KVSpec(2, size, size, self._ops.dtype), self._device.block_size
-        k, v = (self._draw(tokens, 2, size) for _ in range(2))
+        spec, tokens = KVSpec(heads, size, size, self._ops.dtype), self._device.block_size
+        k, v = (self._draw(tokens, heads, size) for _ in range(2))
+        of = f"{heads} {'head' if heads == 1 else 'heads'} of {size}"
         order = torch.randperm(tokens, generator=self._generator)
         cache = self._ops.alloc_kv(spec, 4)
         names = ["written", "copied"]
@@ -110,14 +113,14 @@ class Cases:
             names.append("swapped")
         for name in names:
             yield Case(
-                f"a block of heads of {size} is {name}",
+                f"a block of {of} is {name}",
                 partial(self._moved, cache, spec, k, v, order, name),
                 [k, v],
                 2 * k.nbytes,
                 0.0,
             )
         yield Case(
-            f"a token of heads of {size} is scrubbed",
+            f"a token of {of} is scrubbed",
             partial(self._scrubbed, cache, k, v),
             [torch.zeros_like(k[3]), torch.zeros_like(v[3]), k[4], v[4]],
             2 * k[3].nbytes,

@@ -1,7 +1,8 @@
 """The first Ascend NPU that the process sees."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import ClassVar
 
@@ -15,21 +16,21 @@ from services.decoder.devices.base.device import Device, Memory
 from services.decoder.devices.base.graphs import Forward, Graphs
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.staging import Event
+from services.decoder.devices.npu import survived
 from services.decoder.devices.npu.errors import translate
 from services.decoder.devices.npu.forms import Choice
 from services.decoder.devices.npu.graphs import NpuGraphs
 from services.decoder.devices.npu.ops import NpuOps
 from services.decoder.devices.npu.ops_310p import Npu310POps
-from services.decoder.steps.needs import AttentionKind
 from shared import numerics
 from shared.ascend import is_310p, npu_name
-from shared.errors import InvalidRequest, ServingError, Unavailable
+from shared.errors import ServingError, Unavailable
 
 _GIB = 1 << 30
 _SHARE = 0.9
 _SWAP_SHARE = 0.1
 _MOST_PINNED_BYTES = 4 << 30
-# Workspaces of operators, which no allocator counts before they are first needed.
+# What comes when it is served: operators of which the largest step has none, graphs, and pools that are not used whole.
 _LEAST_RESERVED_BYTES = 1 << 30
 _RESERVED_SHARE = 0.03
 
@@ -52,7 +53,7 @@ class NpuDevice(Device):
         self._free_at_start = self.memory().free
         self._copies = torch_npu.npu.Stream()
         if not is_310p():
-            return NpuOps(where, dtype, self.block_size, choice)
+            return NpuOps(where, dtype, self.block_size, choice, self.weights)
         torch_npu.npu.set_compile_mode(jit_compile=False)  # else every new shape would be compiled
         return Npu310POps(where, dtype, self.block_size, choice)
 
@@ -79,12 +80,13 @@ class NpuDevice(Device):
     def cache_budget(
         self, share: float | None, sharers: int, step_bytes: int, reserved: int | None = None
     ) -> CacheBudget:
-        """`share` of all memory (0.9 unless given), less weights, the largest step, what CANN has taken for itself
-        since the process began, and a reserve for what it will take; of that on a 310P half, whose attention needs
-        as much again."""
-        torch_npu.npu.empty_cache()  # what the profile has freed would count twice
+        """`share` of all memory (0.9 unless given), less weights, the largest step, what is outside of torch's pools
+        since the process began, and a reserve for what comes to that; of the rest on a 310P half, whose attention
+        needs as much again."""
+        # Before caches are emptied: workspaces of operators, which the next step takes again, would go with them.
         memory = self.memory()
         outside = self._free_at_start - memory.free - int(torch_npu.npu.memory_reserved())
+        torch_npu.npu.empty_cache()  # what the profile has freed is for others on the device
         if reserved is None:
             reserved = max(_LEAST_RESERVED_BYTES, int(memory.total * _RESERVED_SHARE))
         budget = CacheBudget(
@@ -92,7 +94,7 @@ class NpuDevice(Device):
             (
                 ("weights", int(torch_npu.npu.memory_allocated())),
                 ("the largest step (--max-num-batched-tokens, --max-num-seqs)", step_bytes),
-                ("CANN", max(0, outside)),
+                ("CANN, HCCL and workspaces of operators", max(0, outside)),
                 ("what it takes later (--npu-reserved-memory)", reserved),
             ),
         )
@@ -163,15 +165,20 @@ class NpuDevice(Device):
         """Of torch_npu."""
         return NpuGraphs(self.ops, forward, sizes, axes, width)
 
+    def ended_within(self, what: str) -> bool:
+        """By the file that such a process leaves."""
+        return survived.has_ended(self._named(what))
+
+    @contextmanager
+    def surviving(self, what: str) -> Iterator[None]:
+        """See `Device.surviving`. Raises RuntimeError where the device computes no more behind it."""
+        with survived.attempt(self._named(what)):
+            yield
+            (torch.zeros(1, device=self.ops.device) + 1).cpu()
+
+    def _named(self, what: str) -> str:
+        return f"{self.ops.name} {self.ops.dtype} {what}"
+
     def translate(self, error: Exception) -> ServingError | None:
         """By CANN's codes and sentences."""
         return translate(error)
-
-    def require_attention(self, kind: AttentionKind) -> None:
-        """On a 310P there is causal attention alone."""
-        if is_310p() and kind is not AttentionKind.CAUSAL:
-            raise InvalidRequest(
-                "UNSUPPORTED_MODEL",
-                f"attention in which {kind.value} is not served on an Ascend 310P: use a 910B",
-                field="model",
-            )

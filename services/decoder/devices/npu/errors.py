@@ -39,6 +39,12 @@ CAUSES = (
         f"CANN is missing or older than torch_npu: source {TOOLKIT}, and install versions that fit",
     ),
     _cause(
+        r"EC0010|TeFusion|InitTbeFunc|\b500001\b",
+        "NPU_LIBRARIES_MISSING",
+        "CANN's compiler of operators cannot start: tessera doctor --device npu names the modules of Python that it"
+        " lacks (pip install -e '.[npu]'); CANN before 9.0 wants numpy 1, with which this does not run",
+    ),
+    _cause(
         r"207008|207005|EL0009|stream resource",
         "NPU_STREAMS_EXHAUSTED",
         "too many graphs or streams: capture fewer sizes or run without graphs, and end other processes there",

@@ -14,7 +14,9 @@ log = structlog.get_logger(__name__)
 REFERENCE = "reference"
 ATTENTION = ("TND", "TND+1", "BSND", "NZ", "NZ-host")
 WRITING = ("reshape_and_cache", "scatter_pa", "index_put")
-NAMES = (*ATTENTION, *WRITING, REFERENCE)
+EXPERTS = ("grouped", "grouped_nz", "grouped_finalize", "gating_softmax")
+WEIGHTS = ("weights_nz",)
+NAMES = (*ATTENTION, *WRITING, *EXPERTS, *WEIGHTS, REFERENCE)
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class Form:
     """How the kernel is called. `window_offset`: tokens before the query that a window of 0 would have."""
 
     # Of attention: TND: all queries one behind the other; BSND: a batch of sequences of one length; NZ: over a cache in
-    # tiles, with the lengths of keys on the device; NZ-host: with these on the host. Of writing: the operator.
+    # tiles, with the lengths of keys on the device; NZ-host: with these on the host. Of all others: the operator.
     layout: str
     window_offset: int = -1
 
@@ -51,7 +53,38 @@ class Writing:
     size: int
 
 
-Asked = Heads | Writing
+@dataclass(frozen=True)
+class Grouping:
+    """What a form of computing experts is tried for: see `ExpertLayer`."""
+
+    count: int
+    hidden: int
+    up: int
+    inner: int
+    has_bias: bool = False
+
+
+@dataclass(frozen=True)
+class Routing:
+    """What a form of choosing k of `count` experts is tried for."""
+
+    count: int
+    k: int
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What a layout of a linear layer's weight is tried for; `faster`: it is to be faster than the plain one."""
+
+    out: int
+    inputs: int
+    faster: bool = False
+
+
+Asked = Heads | Writing | Grouping | Routing | Weights
+KINDS: dict[str, type[Asked]] = {
+    kind.__name__: kind for kind in (Heads, Writing, Grouping, Routing, Weights)
+}
 
 
 @dataclass(frozen=True)

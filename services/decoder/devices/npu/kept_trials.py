@@ -71,19 +71,24 @@ class KeptTrials:
             _replace(file, json.dumps({"asked": str(self), "trials": lasting}))
 
     def _file(self) -> Path:
-        own = Path(__file__).parent
-        parts = [
-            str(self),
-            npu_name(),
-            torch.__version__,
-            torch_npu.__version__,
-            *installation(),
-            *(path.read_text(encoding="utf-8") for path in sorted(own.glob("*.py"))),
-        ]
-        digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
-        for part in parts:
-            digest.update(hashlib.blake2b(part.encode(), digest_size=_DIGEST_BYTES).digest())
-        return cache_home() / "tessera" / "npu-forms" / f"{digest.hexdigest()}.json"
+        return place_of(str(self)).with_suffix(".json")
+
+
+def place_of(what: str) -> Path:
+    """The path, without a suffix, of what is kept of something here. Raises RuntimeError where there is no home."""
+    own = Path(__file__).parent
+    parts = [
+        what,
+        npu_name(),
+        torch.__version__,
+        torch_npu.__version__,
+        *installation(),
+        *(path.read_text(encoding="utf-8") for path in sorted(own.glob("*.py"))),
+    ]
+    digest = hashlib.blake2b(digest_size=_DIGEST_BYTES)
+    for part in parts:
+        digest.update(hashlib.blake2b(part.encode(), digest_size=_DIGEST_BYTES).digest())
+    return cache_home() / "tessera" / "npu-forms" / digest.hexdigest()
 
 
 def _is_passing(trial: Trial) -> bool:

@@ -2,7 +2,7 @@
 is left to the reference."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, ClassVar
@@ -13,15 +13,31 @@ import torch.nn.functional as F
 import torch_npu
 from torch import Tensor
 
-from services.decoder.devices.base.ops import BaseOps
-from services.decoder.devices.npu import fused_attention, trials
+from services.decoder.devices.base.adapters import Addition, LinearPlace
+from services.decoder.devices.base.experts import ExpertLayer, PackedExperts, Router
+from services.decoder.devices.base.ops import BaseOps, Use
+from services.decoder.devices.npu import fused_attention, grouped_experts, tiled_weights, trials
 from services.decoder.devices.npu.attention_call import attention_calls
-from services.decoder.devices.npu.forms import Asked, Choice, Form, Forms, Heads, Trial, Writing
+from services.decoder.devices.npu.forms import (
+    Asked,
+    Choice,
+    Form,
+    Forms,
+    Grouping,
+    Heads,
+    Routing,
+    Trial,
+    Weights,
+    Writing,
+)
 from services.decoder.devices.npu.fused_attention import FusedAttention, padded_size
+from services.decoder.devices.npu.grouped_experts import GroupedExperts, numbers_of
 from services.decoder.devices.npu.schemas import supports
+from services.decoder.devices.npu.telling_experts import experts_error, routing_error
 from services.decoder.devices.npu.telling_rows import write_error
 from services.decoder.steps.attention_meta import AttnMeta, KVSpec, Packed, PagedKV
 from shared.ascend import atb_fault
+from shared.weights.linear_weight import LinearWeight
 
 _WIDEST_ROTATION = 896  # elements of a head, from which on the operator refuses
 
@@ -42,6 +58,7 @@ class NpuOps(BaseOps):
     name = "npu"
     # What is done with attention that no form of the kernel has.
     without_form: ClassVar[str] = "by the reference, which is slow: no form has this"
+    is_310p: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -49,9 +66,11 @@ class NpuOps(BaseOps):
         dtype: torch.dtype,
         block_size: int = 128,
         choice: Choice = _NO_CHOICE,
+        weights: str = "nd",
     ) -> None:
-        """choice: of forms that are taken untried, or never."""
+        """choice: of forms that are taken untried, or never; weights: see `WeightLayout`."""
         super().__init__(device, dtype, block_size)
+        self._weights = weights
         self.forms = Forms(self.known_forms, partial(trials.kept_or_tried, self), choice)
         self._moves = torch_npu.npu.Stream(device)
 
@@ -60,6 +79,30 @@ class NpuOps(BaseOps):
         return padded_size(size)
 
     # Linear layers and small ops
+
+    def _pack_dense(self, weight: Tensor, bias: Tensor | None, use: Use) -> Packed:
+        packed = super()._pack_dense(weight, bias, use)
+        if not self._is_tiled(packed.weight, use):
+            return packed
+        return Packed(tiled_weights.tiled(packed.weight), packed.bias)
+
+    def _is_tiled(self, weight: Tensor, use: Use) -> bool:
+        """Whether a weight [out, inputs] lies in tiles here; those of outputs do not, as with others."""
+        if self._weights == "nd" or use is Use.HEAD or not tiled_weights.fits(weight):
+            return False
+        out, inputs = weight.shape
+        return self.forms.form(Weights(out, inputs, self._weights == "auto")) is not None
+
+    def pack_addition(self, place: LinearPlace, down: LinearWeight, up: LinearWeight) -> Addition:
+        """In rows: additions come while others are served, when no layout is to be tried."""
+        if self._weights == "nd":
+            return super().pack_addition(place, down, up)
+        place.require(down, up)
+        rows = [
+            BaseOps._pack_dense(self, numbers_of(part, self.dtype), part.bias, Use.LINEAR)
+            for part in (down, up)
+        ]
+        return Addition(place, *rows)
 
     def largest(self, x: Tensor, packed: Packed) -> tuple[Tensor, Tensor]:
         """The index by a comparison: the operator's own may be that of any of equals."""
@@ -105,6 +148,45 @@ class NpuOps(BaseOps):
         """silu(first half) * second half of [rows, 2 * I]."""
         mixed: Tensor = torch_npu.npu_swiglu(gate_up.contiguous())
         return mixed
+
+    # Experts
+
+    def pack_experts(
+        self, layer: ExpertLayer, up: Iterable[LinearWeight], down: Iterable[LinearWeight]
+    ) -> PackedExperts:
+        """In the form that is right for them; one by one where tokens may go to none."""
+        asked = Grouping(layer.count, layer.hidden, layer.up, layer.inner, layer.has_bias)
+        form = None if layer.skips else self.forms.form(asked)
+        return self.experts_in(form, layer, up, down)
+
+    def experts_in(
+        self,
+        form: Form | None,
+        layer: ExpertLayer,
+        up: Iterable[LinearWeight],
+        down: Iterable[LinearWeight],
+    ) -> PackedExperts:
+        """`pack_experts` in a form; None: as the reference has them."""
+        if form is None:
+            return super().pack_experts(layer, up, down)
+        options = (self.dtype, self.device)
+        return GroupedExperts(
+            layer,
+            form,
+            grouped_experts.stack(up, layer, (layer.hidden, layer.up), form, options),
+            grouped_experts.stack(down, layer, (layer.inner, layer.hidden), form, options),
+        )
+
+    def experts(self, x: Tensor, index: Tensor, shares: Tensor, experts: PackedExperts) -> Tensor:
+        """See `BaseOps.experts`; not one by one it waits for nothing."""
+        if not isinstance(experts, GroupedExperts):
+            return super().experts(x, index, shares, experts)
+        return grouped_experts.run(x, index, shares, experts, self.swiglu, self.is_310p)
+
+    def router(self, count: int, k: int) -> Router | None:
+        """By the operator for it."""
+        form = self.forms.form(Routing(count, k))
+        return None if form is None else partial(grouped_experts.choose, k=k)
 
     # The cache
 
@@ -256,20 +338,39 @@ class NpuOps(BaseOps):
 
     def known_forms(self, asked: Asked) -> Sequence[Form]:
         """Every form that there is for something, those first that are faster."""
-        if isinstance(asked, Heads):
-            return self.attention_forms(asked)
-        return [Form(name) for name in self.write_forms()]
+        match asked:
+            case Heads():
+                return self.attention_forms(asked)
+            case Writing():
+                return [Form(name) for name in self.write_forms()]
+            case Grouping():
+                return grouped_experts.forms(asked, self.is_310p)
+            case Routing():
+                return grouped_experts.routing_forms(asked, self.is_310p)
+            case Weights():
+                return [tiled_weights.TILED]
 
     def try_form(self, asked: Asked, form: Form) -> Trial:
         """Waits for the device, which a kernel that fails may leave useless for this process."""
         try:
-            if isinstance(asked, Heads):
-                error, most = self.attention_error(asked, form)
-            else:
-                error, most = write_error(self, asked, form), 0.0
+            error, most = self._error_of(asked, form)
         except (RuntimeError, OSError) as refusal:
             return Trial(form, math.inf, False, str(refusal).strip().partition("\n")[0])
         return Trial(form, error, error <= most)
+
+    def _error_of(self, asked: Asked, form: Form) -> tuple[float, float]:
+        """How far a form is from the reference, and how far it may be."""
+        match asked:
+            case Heads():
+                return self.attention_error(asked, form)
+            case Writing():
+                return write_error(self, asked, form), 0.0
+            case Grouping():
+                return experts_error(self, asked, form)
+            case Routing():
+                return routing_error(grouped_experts.choose, asked, self.device)
+            case Weights():
+                return tiled_weights.weight_error(asked, self.dtype, self.device)
 
     def attention_forms(self, heads: Heads) -> Sequence[Form]:
         """For these heads."""

@@ -11,13 +11,13 @@ import torch_npu
 from torch import Tensor
 
 from services.decoder.devices.base.ops import BaseOps, Use
-from services.decoder.devices.npu import tiled_attention
+from services.decoder.devices.npu import tiled_attention, tiled_weights
 from services.decoder.devices.npu.forms import Form, Heads
 from services.decoder.devices.npu.fused_attention import padded_size
 from services.decoder.devices.npu.ops import NpuKV, NpuOps
 from services.decoder.devices.npu.telling_batch import TellingBatch
-from services.decoder.devices.npu.tiled_attention import NZ, TILE
-from services.decoder.steps.attention_meta import AttnMeta, KVSpec, Packed, PagedKV
+from services.decoder.devices.npu.tiled_attention import NZ, TILE, divided
+from services.decoder.steps.attention_meta import AttnMeta, KVSpec, PagedKV
 from shared.errors import InvalidRequest
 
 _LARGEST_BLOCK = 16384  # elements of one head in a block
@@ -28,25 +28,23 @@ _GATE_ROUNDING = 32  # elements: rows of others the operator for gates does not 
 
 @dataclass(frozen=True)
 class TiledKV(NpuKV):
-    """Keys and values [blocks, num_kv * P / 16, block_size, 16]."""
+    """Keys and values [blocks, num_kv * P / 16, block_size, 16]; for large heads blocks are halves of the plan's."""
 
     num_kv: int
 
 
 class Npu310POps(NpuOps):
-    """No windows, sinks and spans, and no blocks that are swapped out."""
+    """No sinks, chunks and soft caps, and no blocks that are swapped out."""
 
     name = "npu-310p"
+    is_310p: ClassVar[bool] = True
     without_form: ClassVar[str] = "not served on an Ascend 310P: models with this are refused"
 
     # Linear layers and small ops
 
-    def _pack_dense(self, weight: Tensor, bias: Tensor | None, use: Use) -> Packed:
-        """In tiles, where the sizes are multiples of theirs."""
-        packed = super()._pack_dense(weight, bias, use)
-        if not all(size > TILE and size % TILE == 0 for size in packed.weight.shape):
-            return packed
-        return Packed(torch_npu.npu_format_cast(packed.weight, NZ), packed.bias)
+    def _is_tiled(self, weight: Tensor, use: Use) -> bool:
+        """Where the sizes are multiples of those of tiles."""
+        return tiled_weights.fits(weight)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """[rows, H]; short rows by the reference."""
@@ -81,19 +79,27 @@ class Npu310POps(NpuOps):
 
     def _zeros(self, spec: KVSpec, num_blocks: int, device: torch.device) -> PagedKV:
         width = padded_size(max(spec.k_size, spec.v_size))
-        if width * self.block_size > _LARGEST_BLOCK:
-            raise InvalidRequest(
-                "UNSUPPORTED_MODEL",
-                f"heads of {width} elements are more than attention on an Ascend 310P takes"
-                f" ({_LARGEST_BLOCK // self.block_size})",
-                field="model",
-            )
-        shape = (num_blocks, spec.num_kv_heads * width // TILE, self.block_size, TILE)
+        size = self._part(width)
+        parts = num_blocks * self.block_size // size
+        shape = (parts, spec.num_kv_heads * width // TILE, size, TILE)
         k, v = (
             torch_npu.empty_with_format(shape, dtype=spec.dtype, device=device, acl_format=NZ)
             for _ in range(2)
         )
         return TiledKV(k.zero_(), v.zero_(), spec.k_size, spec.v_size, spec.num_kv_heads)
+
+    def _part(self, width: int) -> int:
+        """Tokens of a block in the cache, where heads have `width` elements: a block of larger ones is divided, as with
+        vllm-ascend. Raises InvalidRequest for those of which no part is small enough."""
+        for size in (self.block_size, self.block_size // 2):
+            if width * size <= _LARGEST_BLOCK:
+                return size
+        raise InvalidRequest(
+            "UNSUPPORTED_MODEL",
+            f"heads of {width} elements are more than attention on an Ascend 310P takes"
+            f" ({2 * _LARGEST_BLOCK // self.block_size})",
+            field="model",
+        )
 
     def alloc_host_kv(self, spec: KVSpec, num_blocks: int) -> PagedKV:
         """Raises InvalidRequest for any block: nothing says that copies to the host keep the layout."""
@@ -103,7 +109,8 @@ class Npu310POps(NpuOps):
                 f"--num-host-blocks {num_blocks}: on an Ascend 310P no blocks are swapped out; leave the flag away",
                 field="num_host_blocks",
             )
-        nothing = torch.zeros((0, spec.num_kv_heads, self.block_size, TILE), dtype=spec.dtype)
+        size = self._part(padded_size(max(spec.k_size, spec.v_size)))
+        nothing = torch.zeros((0, spec.num_kv_heads, size, TILE), dtype=spec.dtype)
         return TiledKV(nothing, nothing, spec.k_size, spec.v_size, spec.num_kv_heads)
 
     def cached_heads(self, kv: PagedKV) -> tuple[int, int]:
@@ -118,33 +125,51 @@ class Npu310POps(NpuOps):
 
     def put(self, k: Tensor, v: Tensor, kv: PagedKV, slots: Tensor) -> None:
         """Tile by tile."""
-        blocks, places = slots // self.block_size, slots % self.block_size
+        size = kv.k.shape[2]
+        blocks, places = slots // size, slots % size
         for cache, rows in ((kv.k, k), (kv.v, v)):
             tiles = torch.arange(cache.shape[1], device=cache.device)
             cache.index_put_(
                 (blocks[:, None], tiles[None], places[:, None]), rows.view(len(rows), -1, TILE)
             )
 
+    def capacity(self, kv: PagedKV) -> int:
+        """Tokens that a cache holds."""
+        return kv.k.shape[0] * kv.k.shape[2]
+
+    def parts(self, kv: PagedKV) -> int:
+        """Into how many a block is divided in a cache."""
+        return self.block_size // kv.k.shape[2]
+
+    def swap_blocks(self, source: PagedKV, target: PagedKV, src: Tensor, dst: Tensor) -> None:
+        """All parts of each; on the device alone."""
+        parts = self.parts(source)
+        super().swap_blocks(source, target, divided(src, parts), divided(dst, parts))
+
     def export_block(self, kv: PagedKV, block: int) -> tuple[Tensor, Tensor]:
         """One block in the canonical layout (token of the block, kv head, element)."""
-        own = _tiled(kv)
+        own, parts = _tiled(kv), self.parts(kv)
         k, v = (
-            x[block].permute(1, 0, 2).reshape(self.block_size, own.num_kv, -1) for x in (kv.k, kv.v)
+            x[block * parts : (block + 1) * parts]
+            .permute(0, 2, 1, 3)
+            .reshape(self.block_size, own.num_kv, -1)
+            for x in (kv.k, kv.v)
         )
         return k[..., : own.k_size].clone(), v[..., : own.v_size].clone()
 
     def import_block(self, kv: PagedKV, block: int, k: Tensor, v: Tensor) -> None:
         """Writes one block given in the canonical layout."""
         _, width = self.cached_heads(kv)
+        parts = self.parts(kv)
         for cache, new in ((kv.k, k), (kv.v, v)):
             rows = torch.nn.functional.pad(new, (0, width - new.shape[-1]))
-            tiles = rows.reshape(self.block_size, -1, TILE).permute(1, 0, 2)
-            cache[block] = tiles.contiguous().to(cache.device)
+            tiles = rows.reshape(parts, cache.shape[2], -1, TILE).permute(0, 2, 1, 3)
+            cache[block * parts : (block + 1) * parts] = tiles.contiguous().to(cache.device)
 
     def gather(self, kv: PagedKV, table: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """The first `length` keys and values [length, num_kv, D] of one row of the block table."""
         own = _tiled(kv)
-        blocks = table[: -(-length // self.block_size)].long()
+        blocks = divided(table[: -(-length // self.block_size)].long(), self.parts(kv))
         k, v = (
             x.index_select(0, blocks).permute(0, 2, 1, 3).reshape(-1, own.num_kv, width)[:length]
             for x, (_, width) in ((x, self.cached_heads(kv)) for x in (kv.k, kv.v))
@@ -181,14 +206,8 @@ class Npu310POps(NpuOps):
         softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """Causal attention. Raises InvalidRequest for anything else."""
-        asked: dict[str, object] = {
-            "a window": window,
-            "chunks": chunk,
-            "a soft cap": softcap,
-            "sinks": sinks,
-            "spans that see each other whole": meta.bidirectional or None,
-        }
+        """With windows and spans that see each other whole, by masks. Raises InvalidRequest for anything else."""
+        asked: dict[str, object] = {"chunks": chunk, "a soft cap": softcap, "sinks": sinks}
         if refused := [name for name, value in asked.items() if value is not None]:
             raise InvalidRequest(
                 "UNSUPPORTED_MODEL",
@@ -196,19 +215,26 @@ class Npu310POps(NpuOps):
                 field="model",
             )
         num_kv, width = self.cached_heads(kv)
-        form = self.forms.form(Heads(q.shape[1], num_kv, width))
+        form = self.forms.form(Heads(q.shape[1], num_kv, width, window is not None))
         if form is None:
-            return BaseOps.paged_attention(self, q, k, v, kv, meta, scale=scale)
-        return self._attend(q, kv, meta, form, scale)[..., : v.shape[-1]]
+            return BaseOps.paged_attention(self, q, k, v, kv, meta, scale=scale, window=window)
+        return self._attend(q, kv, meta, form, scale, window)[..., : v.shape[-1]]
 
-    def _attend(self, q: Tensor, kv: PagedKV, meta: AttnMeta, form: Form, scale: float) -> Tensor:
+    def _attend(
+        self,
+        q: Tensor,
+        kv: PagedKV,
+        meta: AttnMeta,
+        form: Form,
+        scale: float,
+        window: int | None,
+    ) -> Tensor:
         """[T, num_q, P]; padding rows give zeros."""
         num_kv, width = self.cached_heads(kv)
         tokens, num_q = meta.cu_q[-1], q.shape[1]
         wide, call = self.widened(q[:tokens], width), meta.device_state["call"]
-        found = tiled_attention.attend(
-            wide, kv, meta.block_table, call, form, (num_q, num_kv), scale
-        )
+        heads = (num_q, num_kv, self.parts(kv))
+        found = tiled_attention.attend(wide, kv, call, form, heads, scale, window)
         if tokens == q.shape[0]:
             return found
         out = found.new_zeros((q.shape[0], num_q, width))
@@ -217,7 +243,7 @@ class Npu310POps(NpuOps):
 
     def attention_forms(self, heads: Heads) -> Sequence[Form]:
         """Every form that there is, for heads that the operators take."""
-        if heads.window or heads.sinks or heads.size * self.block_size > _LARGEST_BLOCK:
+        if heads.sinks or heads.size * self.block_size > 2 * _LARGEST_BLOCK:
             return ()
         return tiled_attention.FORMS
 
@@ -228,6 +254,8 @@ class Npu310POps(NpuOps):
             TellingBatch.draw(self.dtype, self.block_size, sizes, chunks=chunks)
             for chunks in (False, True)
         ]
+        if heads.window:
+            batches = [batch.with_window() for batch in batches]
         return max(self._error(batch, heads, form) for batch in batches), batches[0].tolerance
 
     def _error(self, batch: TellingBatch, heads: Heads, form: Form) -> float:
@@ -239,7 +267,7 @@ class Npu310POps(NpuOps):
         table, q = batch.call.table.to(self.device), batch.q.to(self.device)
         slots = torch.zeros(len(q), dtype=torch.int32, device=self.device)
         meta = self.make_meta(counts, batch.call.kv_lens, table, slots)
-        return batch.error(self._attend(q, kv, meta, form, batch.scale))
+        return batch.error(self._attend(q, kv, meta, form, batch.scale, batch.window))
 
 
 def _tiled(kv: PagedKV) -> TiledKV:

@@ -1,5 +1,6 @@
 """A batch on which attention that is wrong in some place gives a result that is wrong all over: for trying kernels."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -39,10 +40,12 @@ class TellingBatch:
         heads: tuple[int, int, int],
         *,
         chunks: bool = True,
+        rows: Sequence[tuple[int, int]] = (),
     ) -> "TellingBatch":
-        """heads: of queries, of keys, and the size of each; chunks: rows of many tokens too."""
+        """heads: of queries, of keys, and the size of each; chunks: rows of many tokens too; rows: queries and keys of
+        each, in the place of those."""
         num_q, num_kv, size = heads
-        rows = [*_DECODES, *(_CHUNKS if chunks else ())]
+        rows = rows or [*_DECODES, *(_CHUNKS if chunks else ())]
         ops = BaseOps(torch.device("cpu"), dtype, block_size)
         generator = torch.Generator().manual_seed(0)
         scale = size**-0.5
@@ -97,11 +100,11 @@ class TellingBatch:
         """The largest `error` of a kernel that is right."""
         return _TOLERANCES[self.q.dtype]
 
-    def error(self, found: Tensor) -> float:
-        """The largest difference from the reference; infinity if there is something that is not finite."""
+    def expected(self) -> Tensor:
+        """Of the reference, on the host."""
         own = self.host or self
         ops = BaseOps(own.q.device, own.q.dtype, own.kv.k.shape[1])
-        expected = ops.paged_attention(
+        return ops.paged_attention(
             own.q,
             own.q,
             own.kv.v,
@@ -111,7 +114,10 @@ class TellingBatch:
             window=own.window,
             sinks=own.sinks,
         )
-        difference = (found.cpu().float() - expected.float()).abs().max()
+
+    def error(self, found: Tensor) -> float:
+        """The largest difference from the reference; infinity if there is something that is not finite."""
+        difference = (found.cpu().float() - self.expected().float()).abs().max()
         return float(torch.nan_to_num(difference, nan=float("inf")))
 
 

@@ -8,18 +8,17 @@ from typing import Any
 import torch
 
 from services.decoder.devices.npu.device import NpuDevice
-from services.decoder.devices.npu.forms import Form, Heads, Writing
+from services.decoder.devices.npu.forms import KINDS, Form
 from services.decoder.devices.npu.trials import to_json
 
 
 def main(text: str) -> None:
-    """text: element type, and of each attempt whether it is attention, for what, and the form."""
+    """text: element type, and of each attempt for what kind of thing, for which one, and the form."""
     request = json.loads(text)
     ops = NpuDevice(getattr(torch, request["dtype"])).ops
     _say({"ready": True})
-    for is_attention, sizes, form in request["attempts"]:
-        asked = Heads(**sizes) if is_attention else Writing(**sizes)
-        trial = ops.try_form(asked, Form(**form))
+    for kind, sizes, form in request["attempts"]:
+        trial = ops.try_form(KINDS[kind](**sizes), Form(**form))
         _say(to_json(trial))
         if trial.refusal and not _computes(ops.device):
             _say({"spent": True})

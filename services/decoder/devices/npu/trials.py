@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import structlog
 import torch
 
-from services.decoder.devices.npu.forms import Asked, Form, Heads, Trial
+from services.decoder.devices.npu.forms import Asked, Form, Trial
 from services.decoder.devices.npu.kept_trials import KeptTrials
 from shared.child_process.die_with_parent import die_with_parent
 from shared.settings import child_environment, python_path
@@ -112,7 +112,7 @@ class _Process:
         request = {
             "dtype": str(ops.dtype).removeprefix("torch."),
             "attempts": [
-                [isinstance(asked, Heads), vars(asked), vars(form)] for asked, form in attempts
+                [type(asked).__name__, vars(asked), vars(form)] for asked, form in attempts
             ],
         }
         self._process = subprocess.Popen(

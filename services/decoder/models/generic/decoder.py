@@ -40,6 +40,7 @@ from services.decoder.models.generic.parameters import guard_parameters
 from services.decoder.models.generic.prompt_marks import PromptMarks
 from services.decoder.models.generic.rope_index import Ids, Positions, RopeIndex
 from services.decoder.models.generic.rotation import fix_rotations
+from services.decoder.models.generic.routers import replace_routers
 from services.decoder.models.layer_spec import Paged
 from services.decoder.steps.attention_meta import PagedKV
 from services.decoder.steps.needs import Needs
@@ -96,6 +97,7 @@ class GenericDecoder(DecoderModel):
             self._base, ops, ops.ranks is not None and divides_experts(model.config)
         )
         replace_norms(self._base, ops)
+        replace_routers(self._base, ops)
         calls = Calls()
         with calls.of(self._base):
             self.layers = self._record()

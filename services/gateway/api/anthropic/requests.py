@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from services.gateway.api.anthropic.conversation import read_messages
@@ -35,6 +36,8 @@ _DISPLAYS = (None, "summarized", "omitted")
 _NO_CALLS = '`tool_choice: {"type": "none"}`'
 _BUDGET = "thinking.budget_tokens"
 _KIND = ReplyKind.REPLY_KIND_ANTHROPIC
+# Above the length of any model.
+_MOST_TOKENS = (1 << 31) - 1
 
 
 class _Asked(NamedTuple):
@@ -58,7 +61,7 @@ def read_message(body: MessagesBody, model: ServedModel) -> tuple[ValidRequest, 
         user=body.metadata.user_id if body.metadata is not None else None,
         service_tier=body.service_tier,
         stream=body.stream,
-        max_tokens=whole("max_tokens", body.max_tokens, 1, model.max_model_len),
+        max_tokens=_max_tokens(body.max_tokens, model),
         stop=body.stop_sequences or None,
         temperature=body.temperature,
         top_k=body.top_k,
@@ -79,7 +82,13 @@ def read_message(body: MessagesBody, model: ServedModel) -> tuple[ValidRequest, 
         kind=_KIND,
         budget_field=_BUDGET,
     )
-    return request, options
+    return replace(request, lowers_max_tokens=True), options
+
+
+def _max_tokens(given: float | None, model: ServedModel) -> int | None:
+    """Clients, which have to send it, send thousands where nobody has said how many."""
+    count = whole("max_tokens", given, 1, _MOST_TOKENS)
+    return None if count is None else min(count, model.max_model_len)
 
 
 def _read(body: CountBody, model: ServedModel, *, may_call: bool = True) -> _Asked:

@@ -168,7 +168,12 @@ class MessagesBody(CountBody):
 
     max_tokens: Annotated[
         Whole | None,
-        about("1 to the model's length; with the prompt not above it", "checkpoint", example=50),
+        about(
+            "at least 1. More than the prompt leaves of the model's length means all that it leaves: clients send large"
+            " numbers of their own",
+            "checkpoint",
+            example=50,
+        ),
     ] = None
     metadata: Annotated[
         Metadata | None, about("`user_id`: the tenant where no key is checked, as `user`")

@@ -40,7 +40,7 @@ class Models:
         """GET /api/tags: the one model, and its adapters."""
         entries = [
             ModelEntry(name=name, model=name, modified_at=self._since, details=self._details)
-            for name in (self._model.name, *self._model.adapters)
+            for name in self._model.names
         ]
         await exchange.reply(ModelEntries(models=entries))
 

@@ -10,6 +10,7 @@ from services.gateway.reading.options import GenerationOptions
 from services.gateway.reading.structured.spellings import any_object, checked
 from services.gateway.reading.unsupported import is_off, unsupported
 from shared.errors import NotFound
+from shared.lora.modules import BASE
 
 # A model's name without a tag has this one.
 _TAG = ":latest"
@@ -23,9 +24,9 @@ _NO_OPTIONS = Options()
 
 
 def read_name(name: str | None, model: ServedModel) -> str:
-    """The name without its tag: the model's, which None means too, or that of an adapter. Raises NotFound for another
-    one."""
-    for known in (model.name, *model.adapters.keys()):
+    """The name without its tag: the model's, which None means too, what it is called without an adapter, or that of
+    one. Raises NotFound for another one."""
+    for known in (model.name, BASE, *model.adapters.keys()):
         if name in (None, known, known + _TAG):
             return known
     raise NotFound("MODEL_NOT_FOUND", f"model '{(name or '')[:256]}' not found", field="model")

@@ -36,8 +36,10 @@ class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     mirostat: Refused = _NONE
     tfs_z: Refused = _NONE
     typical_p: Refused = _NONE
-    # How Ollama's own engine computes an answer, which changes none here.
+    # How Ollama's own engine computes an answer, which changes none here, and what tunes mirostat, which is off.
     low_vram: Annotated[msgspec.Raw, about("accepted, without effect")] = _NONE
+    mirostat_eta: Annotated[msgspec.Raw, about("accepted, without effect")] = _NONE
+    mirostat_tau: Annotated[msgspec.Raw, about("accepted, without effect")] = _NONE
     main_gpu: Annotated[msgspec.Raw, about("accepted, without effect")] = _NONE
     num_batch: Annotated[msgspec.Raw, about("accepted, without effect")] = _NONE
     num_gpu: Annotated[msgspec.Raw, about("accepted, without effect")] = _NONE

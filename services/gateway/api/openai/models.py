@@ -16,8 +16,8 @@ class Models:
 
     async def all(self, exchange: Exchange, caller: Caller) -> None:
         """GET /v1/models: the one model that is served, and its adapters."""
-        names = (self._model.name, *self._model.adapters)
-        await exchange.reply(ModelList(data=[await self._card(name) for name in names]))
+        cards = [await self._card(name) for name in self._model.names]
+        await exchange.reply(ModelList(data=cards))
 
     async def one(self, exchange: Exchange, caller: Caller) -> None:
         """GET /v1/models/{id}: one of them by its name, which may have slashes. Raises NotFound."""
@@ -26,11 +26,13 @@ class Models:
         await exchange.reply(await self._card(name))
 
     async def _card(self, name: str) -> ModelCard:
+        adapters = self._model.adapters
         return ModelCard(
             id=name,
             created=self._model.created_unix_s,
             max_model_len=self._model.max_model_len,
-            parent=None if name == self._model.name else self._model.name,
+            parent=self._model.name if name in adapters else None,
+            adapter=(adapters.default or None) if name == self._model.name else None,
             tasks=[task.value for task in self._model.tasks],
             parts=await self._parts.now(),
         )

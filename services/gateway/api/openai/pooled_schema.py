@@ -27,6 +27,17 @@ class InputRequest(PooledFields, kw_only=True):
     chat_template_kwargs: Annotated[
         msgspec.Raw, about("of `messages`: an object, variables for the chat template", "`{}`")
     ] = _NONE
+    mm_processor_kwargs: Annotated[
+        msgspec.Raw,
+        about(
+            "of `messages`: options of the model's image processor for their media",
+            "the checkpoint's settings",
+        ),
+    ] = _NONE
+    media_io_kwargs: Annotated[
+        msgspec.Raw,
+        about("of `messages`: how files of media are read, by kind", "the checkpoint's settings"),
+    ] = _NONE
     add_generation_prompt: Annotated[
         bool | None,
         about(

@@ -127,7 +127,9 @@ class CompletionRequest(GenerationOptions, kw_only=True):
     multi_modal_data: Annotated[
         MediaData | None,
         about(
-            "as vLLM's offline use has it: the images and videos of one prompt that is a text",
+            '`{"image": ..., "video": ...}`, as in vLLM: one URL or a list of each, for a `prompt` that is one text. It'
+            " marks their places by the model's own placeholders, in order, images first; where it has none, they stand"
+            " before it",
             "none",
         ),
     ] = None
@@ -177,6 +179,9 @@ class ModelCard(msgspec.Struct, kw_only=True):
     owned_by: str = "tessera"
     max_model_len: Annotated[int, about("tokens of prompt and answer together at most")]
     parent: Annotated[str | None, about("the model that an adapter adapts")] = None
+    adapter: Annotated[
+        str | None, about("of the model: the adapter that answers where a request names the model")
+    ] = None
     tasks: Annotated[
         list[str], about("what it is served for: generate, embed, classify, score")
     ] = []

@@ -22,6 +22,7 @@ from services.gateway.model.pooled_model import Floats, PooledModel, Task
 from services.gateway.reading.calls.tools import read_tools
 from services.gateway.reading.data_urls import InlineMedia, decode_with_media
 from services.gateway.reading.generation import Prompt, conversation_prompt
+from services.gateway.reading.media_options import read_media_options
 from services.gateway.reading.pooled import (
     finishing,
     read_inputs,
@@ -128,9 +129,13 @@ class Vectors:
             # Nobody answers here.
             add_generation_prompt=content.add_generation_prompt is True,
             continue_final_message=content.continue_final_message,
+            mm_processor_kwargs=content.mm_processor_kwargs,
+            media_io_kwargs=content.media_io_kwargs,
         )
         tools = read_tools(asked, model.forms, may_call=False)
-        return [conversation_prompt(read_conversation(asked, tools), model)], ["messages"]
+        prepare = read_conversation(asked, tools)
+        read_media_options(asked, prepare)
+        return [conversation_prompt(prepare, model)], ["messages"]
 
 
 def _is_list_of_prompts(inputs: object) -> bool:

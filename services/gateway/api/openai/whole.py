@@ -18,13 +18,17 @@ from services.gateway.api.openai.usage import usage_object
 from services.gateway.endings import FINISH_NAMES, stop_reason
 from services.gateway.following.answer import Answer, Outcome
 from services.gateway.following.message import call_id
+from services.gateway.release import release
 from services.gateway.reply_kinds import CHATS
+
+# Hugging Face's client for TGI reads no chat without it. In streams nobody does, and there each token would carry it.
+_FINGERPRINT = f'"system_fingerprint":"tessera-{release()}"'
 
 
 def whole(answers: Sequence[Answer], outcomes: Sequence[Sequence[Outcome]]) -> Iterator[str]:
     """The body of a reply to all prompts: choice j of prompt i has the index i * n + j."""
     head = answers[0].head
-    yield f'{envelope(head, stream=False)},"choices":['
+    yield f'{envelope(head, stream=False)},{_FINGERPRINT},"choices":['
     index = 0
     for answer, of_answer in zip(answers, outcomes, strict=True):
         writer = logprobs_writer(answer)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from services.gateway.admission.api_keys import BEARER
 from services.gateway.api.error_object import error_reply
 from services.gateway.api.parts import Api, Parts
+from services.gateway.api.tessera.grpc_adapters import AdapterServicer
 from services.gateway.api.tessera.grpc_chat import ChatServicer
 from services.gateway.api.tessera.grpc_vectors import VectorServicer
 from services.gateway.api.tessera.information import Information
@@ -13,13 +14,21 @@ from services.gateway.http.endpoint import Route
 from services.gateway.http.forms import ErrorReply
 from shared.errors import ServingError
 from shared.net.rpc.server import RpcServer
-from tessera.gateway.v1 import chat_pb2, chat_pb2_grpc, vectors_pb2, vectors_pb2_grpc
+from tessera.gateway.v1 import (
+    adapters_pb2,
+    adapters_pb2_grpc,
+    chat_pb2,
+    chat_pb2_grpc,
+    vectors_pb2,
+    vectors_pb2_grpc,
+)
 
 _USER = {"user": "the `user` of the request, where the server has no keys"}
 _AFTER = {
     "after": "the id of an event: those behind it come; the header Last-Event-ID says the same"
 }
 _CHAT = chat_pb2.DESCRIPTOR.services_by_name["ChatService"].full_name
+_ADAPTERS = adapters_pb2.DESCRIPTOR.services_by_name["AdapterService"].full_name
 _VECTORS = vectors_pb2.DESCRIPTOR.services_by_name["VectorService"].full_name
 
 
@@ -66,6 +75,8 @@ def _add_grpc(server: RpcServer, parts: Parts) -> None:
     server.add(_CHAT, chat_pb2_grpc.add_ChatServiceServicer_to_server, chat)
     vectors = VectorServicer(parts.pooling, parts.grpc_pooling)
     server.add(_VECTORS, vectors_pb2_grpc.add_VectorServiceServicer_to_server, vectors)
+    adapters = AdapterServicer(parts.model, parts.adapters, generating)
+    server.add(_ADAPTERS, adapters_pb2_grpc.add_AdapterServiceServicer_to_server, adapters)
 
 
 TESSERA = Api(_endpoint, add_grpc=_add_grpc)

@@ -98,9 +98,11 @@ class ChatServicer(chat_pb2_grpc.ChatServiceServicer):
         self._generating.caller(context)
         parts = {name: _part(said) for name, said in (await self._parts.now()).items()}
         longest = self._model.max_model_len
-        names = (self._model.name, *self._model.adapters)
         tasks = [task.value for task in self._model.tasks]
-        models = [Model(id=name, max_model_len=longest, parts=parts, tasks=tasks) for name in names]
+        models = [
+            Model(id=name, max_model_len=longest, parts=parts, tasks=tasks)
+            for name in self._model.names
+        ]
         return ListModelsResponse(models=models)
 
     async def _answer(

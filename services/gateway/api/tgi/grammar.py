@@ -4,8 +4,8 @@ import msgspec
 
 from services.gateway.api.tgi.schema import Grammar, NamedSchema
 from services.gateway.decoding.bounds import wrong
-from services.gateway.reading.constraint import Constraint
-from services.gateway.reading.structured.spellings import checked
+from services.gateway.reading.constraint import Constraint, Kind
+from services.gateway.reading.structured.spellings import checked, of_value
 
 _FIELD = "parameters.grammar"
 _VALUE = f"{_FIELD}.value"
@@ -18,15 +18,12 @@ def read_grammar(grammar: Grammar | None) -> Constraint | None:
         return None
     if grammar.type not in ("json", "json_schema", "regex"):
         raise wrong(f"{_FIELD}.type", 'must be one of "json", "json_schema", "regex"')
+    if grammar.type != "json_schema":
+        kind: Kind = "regex" if grammar.type == "regex" else "json"
+        return checked(of_value(kind, grammar.value, _VALUE))
     value = bytes(grammar.value)
     if value in _ABSENT:
         raise wrong(_VALUE, "is missing")
-    if grammar.type == "regex":
-        if not value.startswith(b'"') or value == b'""':
-            raise wrong(_VALUE, "must be a string of at least one character")
-        return checked(Constraint(_VALUE, "regex", value))
-    if grammar.type == "json":
-        return checked(Constraint(_VALUE, "json", value))
     return checked(Constraint(f"{_VALUE}.schema", "json", _schema(value)))
 
 

@@ -21,6 +21,10 @@ from shared.output_format.table import ReasoningFormat
 from tessera.common.v1.sampling_pb2 import SamplingParams
 from tessera.scheduler.v1.queue_pb2 import MessageFormat, ReplyKind
 
+# The form of an answer's text, as APIs with tools mean it: clients send it beside calls that have to be made, and such
+# an answer has no text.
+_OF_TEXT = ("response_format", "text.format", "output_config.format")
+
 
 def divided(
     request: ValidRequest,
@@ -58,7 +62,7 @@ def divided(
         if most is None or reasoning is None:
             return request
         return _bounded(request, reasoning, most, budget_field)
-    if request.constraint is not None:
+    if request.constraint is not None and not request.constraint.field.startswith(_OF_TEXT):
         field = request.constraint.field
         raise InvalidRequest(
             "CONFLICTING_CONSTRAINTS",

@@ -63,7 +63,8 @@ class ToolFields(MediaFields, kw_only=True):
     continue_final_message: Annotated[
         bool | None,
         about(
-            "true: the prompt ends where the text of the last message does, and the answer goes on with it",
+            "true: the prompt ends where the text of the last message does, and the answer goes on with it; not with"
+            " `add_generation_prompt: true`",
             "false",
         ),
     ] = None

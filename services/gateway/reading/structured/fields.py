@@ -24,13 +24,18 @@ class JsonSchemaFormat(msgspec.Struct):
 class ResponseFormat(msgspec.Struct):
     """`response_format`; its `type` says which other field is read."""
 
-    type: Annotated[str | None, about("text, json_object, json_schema or structural_tag")] = None
+    type: Annotated[
+        str | None, about("text, json_object, json_schema, structural_tag, or TGI's json and regex")
+    ] = None
     json_schema: Annotated[
         JsonSchemaFormat | None, about("of json_schema: an object with the schema")
     ] = None
     schema: Annotated[msgspec.Raw, about("of json_object: a schema, as some servers take one")] = (
         _NONE
     )
+    value: Annotated[
+        msgspec.Raw, about("of json and json_object a schema, of regex an expression, as in TGI")
+    ] = _NONE
     format: Annotated[msgspec.Raw, about("of structural_tag: a tree of forms")] = _NONE
     structures: Annotated[msgspec.Raw, about("of structural_tag: parts that follow a schema")] = (
         _NONE
@@ -67,8 +72,9 @@ class StructuredFields(ToolFields, kw_only=True):
         ResponseFormat | None,
         about(
             '`{"type": "json_schema", "json_schema": {"schema": ..., "strict": ...}}`; `{"type": "json_object"}` for'
-            ' any JSON object (with a `schema` beside it: that one); `{"type": "structural_tag", ...}`; `{"type":'
-            ' "text"}` is none',
+            ' any JSON object (with a `schema` or, as in TGI, a `value` beside it: that one); `{"type":'
+            ' "structural_tag", ...}`; TGI\'s `{"type": "json", "value": ...}` and `{"type": "regex", "value": ...}`;'
+            ' `{"type": "text"}` is none',
             "none",
         ),
     ] = None

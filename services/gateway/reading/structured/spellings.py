@@ -14,7 +14,7 @@ from services.gateway.reading.structured.fields import (
 from shared.errors import InvalidRequest
 
 _OBJECT = b'{"type":"object"}'
-_FORMATS = ("text", "json_object", "json_schema", "structural_tag")
+_FORMATS = ("text", "json_object", "json_schema", "structural_tag", "json", "regex")
 
 
 def read_constraint(fields: StructuredFields) -> Constraint | None:
@@ -43,6 +43,16 @@ def any_object(field: str) -> Constraint:
     return Constraint(field, "json", _OBJECT, closed=False)
 
 
+def of_value(kind: Kind, value: msgspec.Raw, field: str) -> Constraint:
+    """A schema (`kind` json) or an expression (regex) as TGI has it. Raises InvalidRequest naming the field."""
+    given = _given(value)
+    if given is None:
+        raise wrong(field, "is missing")
+    if kind == "regex" and (not given.startswith(b'"') or given == b'""'):
+        raise wrong(field, "must be a string of at least one character")
+    return Constraint(field, kind, given)
+
+
 def checked(constraint: Constraint) -> Constraint:
     """The same. Raises InvalidRequest for one that is too long."""
     if len(constraint.json) > LONGEST:
@@ -63,13 +73,16 @@ def _of_response_format(fields: StructuredFields) -> Iterator[Constraint]:
         what = "is missing: it" if form.type is None else ""
         raise wrong(f"{name}.type", f"{what} must be one of {names}".strip())
     if form.type == "json_object":
-        schema = _given(form.schema)
-        if schema is not None:
-            yield Constraint(f"{name}.schema", "json", schema)
-        else:
-            yield any_object(name)
+        found = [
+            Constraint(f"{name}.{field}", "json", schema)
+            for field, raw in (("schema", form.schema), ("value", form.value))
+            if (schema := _given(raw)) is not None
+        ]
+        yield from found or [any_object(name)]
     elif form.type == "json_schema":
         yield _of_json_schema(form, f"{name}.json_schema")
+    elif form.type in ("json", "regex"):
+        yield of_value("regex" if form.type == "regex" else "json", form.value, f"{name}.value")
     elif form.type == "structural_tag":
         parts = {"format": form.format, "structures": form.structures, "triggers": form.triggers}
         given = {part: raw for part, raw in parts.items() if _given(raw) is not None}

@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 import torch
 
 from services.vision_encoder.devices.base.accelerator import Accelerator
+from services.vision_encoder.devices.base.ops import TowerOps
 from shared import numerics
 
 
@@ -19,3 +20,7 @@ class CudaDevice(Accelerator):
         kind = torch.cuda.get_device_name()
         text = numerics.of_accelerator(self.name, kind)
         return numerics.varying(text) if uses_ops else text
+
+    def _make_ops(self) -> TowerOps:
+        self.where = torch.device("cuda", 0)  # `set_device` wants a number
+        return super()._make_ops()

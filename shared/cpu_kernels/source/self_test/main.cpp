@@ -5,6 +5,7 @@
 // must be the same whatever rows are beside it.
 
 #include "check_attention_order.h"
+#include "check_quantized.h"
 #include "check_segments.h"
 #include "digest.h"
 
@@ -16,6 +17,7 @@ void check_all() {
     self_test::check_segments<T>();
     self_test::check_steps<T>();
     self_test::check_sketch<T>();
+    self_test::check_quantized<T>();
     self_test::check_norms<T>();
     self_test::check_cache<T>();
     self_test::check_rope<T>();

@@ -2,6 +2,7 @@
 
 from tests.ascend.simulator.kernels import (
     atb_attention,
+    experts,
     formats,
     fused_attention,
     fused_attention_out,
@@ -14,6 +15,7 @@ from tests.ascend.simulator.kernels import (
 
 __all__ = [
     "atb_attention",
+    "experts",
     "formats",
     "fused_attention",
     "fused_attention_out",

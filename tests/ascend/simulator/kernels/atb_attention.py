@@ -11,6 +11,8 @@ from tests.ascend.simulator.kernels.layer import require_contiguous
 from tests.ascend.simulator.memory import was_on_device
 from tests.ascend.simulator.personality import personality
 
+_BLOCKS, _LARGEST_BLOCK = (64, 128), 16384
+
 
 def _lengths(name: str, tensor: Tensor) -> list[int]:
     require(
@@ -24,6 +26,17 @@ def _check_table(name: str, table: Tensor, rows: int) -> None:
     require(
         table.dtype == torch.int32 and len(table) == rows,
         f"{name}: block_table {list(table.shape)}, {rows} rows",
+    )
+
+
+def _check_blocks(name: str, cache: Tensor, num_kv_heads: int) -> None:
+    """Of a 310P: what vllm-ascend found that a block may have."""
+    if not personality().is_310p:
+        return
+    tiles, size = cache.shape[1:3]
+    width = tiles * NZ_WIDTH // num_kv_heads
+    require(
+        size in _BLOCKS and width * size <= _LARGEST_BLOCK, f"{name}: a cache {list(cache.shape)}"
     )
 
 
@@ -43,6 +56,7 @@ def paged_attention(
 ) -> None:
     name = "_npu_paged_attention"
     require_contiguous(name, key_cache=key_cache, value_cache=value_cache, out=out)
+    _check_blocks(name, key_cache, num_kv_heads)
     lengths = _lengths(name, context_lens)
     require(
         len(lengths) == len(query),
@@ -87,6 +101,7 @@ def paged_attention_splitfuse(
 ) -> None:
     name = "_npu_paged_attention_splitfuse"
     require_contiguous(name, key_cache=key_cache, value_cache=value_cache, out=out)
+    _check_blocks(name, key_cache, num_kv_heads)
     require(mask.dtype == query.dtype, f"{name}: a mask of {mask.dtype}")
     require(not was_on_device(seq_len), f"{name}: qLensTensor: hostData is null")
     wanted = personality().is_310p

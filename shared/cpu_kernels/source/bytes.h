@@ -1,0 +1,109 @@
+// Sums of products of bytes in 32 bits. Whole numbers are exact: every instruction set, and every order, gives the same.
+#pragma once
+
+#include "vectors.h"
+
+namespace tessera {
+
+constexpr int ZERO_BYTE = 128;  // what a zero of signed bytes is stored as
+
+// Adds to each lane the four products of its bytes and those of `word`, which are signed and at most MOST (64 or 127)
+// in size. The bytes are unsigned, at most LARGEST (15 or 255), and count less `TAKEN_OFF`: where instructions take
+// them as signed ones it is ZERO_BYTE, and `start` makes up for it.
+//
+//   prepare(bytes)          what is done once for all rows
+//   dot(acc, bytes, word)   of prepared bytes
+
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+
+template <int LARGEST, int MOST>
+struct ByteDots {
+    typedef ints Bytes;
+    static constexpr int TAKEN_OFF = 0;
+    static inline Bytes prepare(ints bytes) { return bytes; }
+    static inline ints dot(ints acc, Bytes bytes, int32_t word) {
+#if defined(__AVX512VNNI__)
+        return (ints)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)bytes, (__m512i)broadcast_int(word));
+#else
+        return (ints)_mm256_dpbusd_avx_epi32((__m256i)acc, (__m256i)bytes, (__m256i)broadcast_int(word));
+#endif
+    }
+};
+
+#elif defined(__AVX512BW__) || defined(__AVX2__)
+
+// Sums of pairs stay within 16 bits: else they would be cut off there.
+template <int LARGEST, int MOST>
+constexpr bool PAIRS_FIT = 2 * LARGEST * MOST <= INT16_MAX;
+
+static inline ints add_pairs(ints acc, ints bytes, ints words) {
+#if defined(__AVX512BW__)
+    const __m512i pairs = _mm512_maddubs_epi16((__m512i)bytes, (__m512i)words);
+    return acc + (ints)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+#else
+    const __m256i pairs = _mm256_maddubs_epi16((__m256i)bytes, (__m256i)words);
+    return acc + (ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+#endif
+}
+
+template <int LARGEST, int MOST, bool FIT = PAIRS_FIT<LARGEST, MOST>>
+struct ByteDots {
+    typedef ints Bytes;
+    static constexpr int TAKEN_OFF = 0;
+    static inline Bytes prepare(ints bytes) { return bytes; }
+    static inline ints dot(ints acc, Bytes bytes, int32_t word) {
+        return add_pairs(acc, bytes, broadcast_int(word));
+    }
+};
+
+// Where they do not fit, signed bytes go by their size, and their sign to the other factor.
+template <int LARGEST, int MOST>
+struct ByteDots<LARGEST, MOST, false> {
+    static constexpr int TAKEN_OFF = ZERO_BYTE;
+#if defined(__AVX512BW__)
+    struct Bytes {
+        ints sizes;
+        __mmask64 negative;
+    };
+    static inline Bytes prepare(ints bytes) {
+        const __m512i signs = (__m512i)(bytes ^ broadcast_int((int32_t)0x80808080));
+        return {(ints)_mm512_abs_epi8(signs), _mm512_movepi8_mask(signs)};
+    }
+    static inline ints dot(ints acc, Bytes bytes, int32_t word) {
+        const __m512i words = (__m512i)broadcast_int(word);
+        const __m512i turned = _mm512_mask_sub_epi8(words, bytes.negative, _mm512_setzero_si512(), words);
+        return add_pairs(acc, bytes.sizes, (ints)turned);
+    }
+#else
+    struct Bytes {
+        ints sizes, signs;
+    };
+    static inline Bytes prepare(ints bytes) {
+        const ints signs = bytes ^ broadcast_int((int32_t)0x80808080);
+        return {(ints)_mm256_abs_epi8((__m256i)signs), signs};
+    }
+    static inline ints dot(ints acc, Bytes bytes, int32_t word) {
+        return add_pairs(acc, bytes.sizes,
+                         (ints)_mm256_sign_epi8((__m256i)broadcast_int(word), (__m256i)bytes.signs));
+    }
+#endif
+};
+
+#else
+
+template <int LARGEST, int MOST>
+struct ByteDots {
+    typedef ints Bytes;
+    static constexpr int TAKEN_OFF = ZERO_BYTE;
+    static inline Bytes prepare(ints bytes) { return bytes ^ broadcast_int((int32_t)0x80808080); }
+    static inline ints dot(ints acc, Bytes bytes, int32_t word) {
+        const auto q = (int8x16_t)bytes;
+        const auto x = (int8x16_t)broadcast_int(word);
+        const int16x8_t low = vmull_s8(vget_low_s8(q), vget_low_s8(x));
+        return acc + (ints)vpaddlq_s16(vpaddq_s16(low, vmull_high_s8(q, x)));
+    }
+};
+
+#endif
+
+}  // namespace tessera

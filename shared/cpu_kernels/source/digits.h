@@ -1,0 +1,181 @@
+// Rows as whole numbers, with which codes of weights are multiplied (`quantized_linear.h`).
+//
+// The inputs of each group of a row have one step t: x is taken for t p. With two digits p = 128 h + l, |p| <= 8192,
+// and t is a power of two, so that what bfloat16 holds within a thirty-second part of the largest is exact; with one
+// |p| <= 127, and t the largest over 127. Which of the two a layer takes is decided when it is packed: a row's bits
+// depend on nothing else.
+//
+// A group with an input that is no number, or infinite, has a step that is no number: so are all outputs of that row
+// then. One whose inputs are all below 2^-100 counts as zeros.
+#pragma once
+
+#include <cmath>
+#include <vector>
+
+#include "lines.h"
+#include "pool.h"
+#include "vectors.h"
+
+namespace tessera {
+
+constexpr float LEAST_OF_GROUP = 0x1p-100f;
+
+// The inputs of a row in groups, each of them in whole units of a packed weight, filled up with zeros.
+struct InputGroups {
+    int64_t inputs, group, count;  // `group`: inputs of each but the last
+    int64_t unit;                  // inputs
+
+    InputGroups(int64_t inputs, int64_t group, int64_t unit)
+        : inputs(inputs), group(group ? group : inputs), count((inputs + this->group - 1) / this->group), unit(unit) {}
+    int64_t size(int64_t g) const { return g + 1 < count ? group : inputs - g * group; }
+    int64_t units(int64_t g) const { return (size(g) + unit - 1) / unit; }
+    int64_t all_units() const { return (count - 1) * units(0) + units(count - 1); }
+};
+
+struct DigitRows {
+    const int32_t* words;  // [rows, words_each]: four inputs' digits in each; of two digits h and l in turn
+    const float* steps;    // [rows, groups]
+    const float* shifts;   // [rows, groups]: t times the sum of p
+    const int32_t* sums;   // [rows, groups, digits]: of h and of l
+    int64_t words_each, groups;
+};
+
+template <class T>
+struct DigitCall {
+    const typename T::Element* x;
+    int64_t x_stride, rows, rows_each;
+    const InputGroups* groups;
+    const int32_t* order;  // of the inputs, or null
+    int digits;
+    int32_t* words;
+    float *steps, *shifts;
+    int32_t* sums;
+    int64_t words_each;
+};
+
+// The largest of `count` elements by size; infinite or no number if one of them is.
+template <class T>
+static inline float largest_size(const typename T::Element* x, int64_t count) {
+    ints most = {};  // floats without signs are in the order of their bits
+    for (int64_t k = 0; k < count; k += LANES) {
+        const floats v = read_some<T>(x + k, (int)std::min<int64_t>(LANES, count - k));
+        const ints bits = (ints)v & 0x7fffffff;
+        most = bits > most ? bits : most;
+    }
+    int32_t found = 0;
+    for (int i = 0; i < LANES; i++) found = std::max<int32_t>(found, most[i]);
+    float size;
+    std::memcpy(&size, &found, 4);
+    return size;
+}
+
+// Whole numbers p of `count` elements, to nearest even: at most 2^13 in size.
+template <class T>
+static inline void to_whole_numbers(const typename T::Element* x, int64_t count, float per_step, int32_t* p) {
+    constexpr float MAGIC = 0x1.8p23f;  // adding it leaves the nearest integer in the last bits
+    for (int64_t k = 0; k < count; k += LANES) {
+        const floats v = read_some<T>(x + k, (int)std::min<int64_t>(LANES, count - k));
+        store(p + k, (ints)fused_always(v, broadcast(per_step), broadcast(MAGIC)) - 0x4b400000);
+    }
+}
+
+static inline int64_t numbers_of(int64_t count, int64_t padded) { return count + LANES + padded / 2; }
+
+// One group: `words` of its units, its step, its sums; returns t times the sum of p. p: memory for `numbers_of` it.
+template <class T>
+static inline float group_to_digits(const typename T::Element* x, int64_t count, int64_t padded, int digits,
+                                    int32_t* p, int32_t* words, float* step, int32_t* sums) {
+    std::fill(words, words + padded / 4 * digits, 0);
+    for (int d = 0; d < digits; d++) sums[d] = 0;
+    const float most = largest_size<T>(x, count);
+    *step = 0;
+    if (!std::isfinite(most)) *step = NAN;
+    if (!std::isfinite(most) || most < LEAST_OF_GROUP) return *step;
+    auto* bytes = (int8_t*)words;
+    if (digits == 1) {
+        *step = most / 127.0f;
+        to_whole_numbers<T>(x, count, 127.0f / most, p);
+        int32_t sum = 0;
+        for (int64_t k = 0; k < count; k++) {
+            bytes[k] = (int8_t)p[k];
+            sum += p[k];
+        }
+        sums[0] = sum;
+        return *step * (float)sum;
+    }
+    int exponent;
+    std::frexp(most, &exponent);
+    *step = std::ldexp(1.0f, exponent - 13);
+    to_whole_numbers<T>(x, count, std::ldexp(1.0f, 13 - exponent), p);
+    // Each digit by itself, then word by word in turn: so the compiler makes vectors of both.
+    auto* const highs = (int8_t*)(p + count + LANES);
+    auto* const lows = highs + padded;
+    std::fill(highs + count, lows, 0);
+    std::fill(lows + count, lows + padded, 0);
+    int32_t high = 0, low = 0;
+    for (int64_t k = 0; k < count; k++) {
+        const int32_t h = (p[k] + 64) >> 7;  // to nearest: both digits are at most 64
+        const int32_t l = p[k] - 128 * h;
+        highs[k] = (int8_t)h;
+        lows[k] = (int8_t)l;
+        high += h;
+        low += l;
+    }
+    for (int64_t word = 0; word < padded / 4; word++) {
+        std::memcpy(words + 2 * word, highs + 4 * word, 4);
+        std::memcpy(words + 2 * word + 1, lows + 4 * word, 4);
+    }
+    sums[0] = high;
+    sums[1] = low;
+    return *step * std::fma((float)high, 128.0f, (float)low);
+}
+
+template <class T>
+static void digit_tile(void* context, int tile) {
+    const auto& call = *(const DigitCall<T>*)context;
+    const InputGroups& groups = *call.groups;
+    static thread_local std::vector<int32_t> numbers;
+    static thread_local std::vector<typename T::Element> ordered;
+    const int64_t most = numbers_of(groups.size(0), groups.units(0) * groups.unit);
+    numbers.resize(std::max<size_t>(numbers.size(), most));
+    if (call.order) ordered.resize(groups.inputs);
+    const int64_t last = std::min(call.rows, (tile + 1) * call.rows_each);
+    for (int64_t r = tile * call.rows_each; r < last; r++) {
+        const auto* x = call.x + r * call.x_stride;
+        if (call.order) {
+            for (int64_t k = 0; k < groups.inputs; k++) ordered[k] = x[call.order[k]];
+            x = ordered.data();
+        }
+        int32_t* words = call.words + r * call.words_each;
+        for (int64_t g = 0; g < groups.count; g++) {
+            const int64_t place = r * groups.count + g, padded = groups.units(g) * groups.unit;
+            call.shifts[place] =
+                group_to_digits<T>(x + g * groups.group, groups.size(g), padded, call.digits, numbers.data(), words,
+                                   call.steps + place, call.sums + place * call.digits);
+            words += padded / 4 * call.digits;
+        }
+    }
+}
+
+// The result is the calling thread's until its next call.
+template <class T>
+static DigitRows to_digits(Pool& pool, const typename T::Element* x, int64_t x_stride, int64_t rows,
+                           const InputGroups& groups, const int32_t* order, int digits) {
+    constexpr int64_t TILE_BYTES = 64 << 10;  // of work for a thread
+    static thread_local Lines<int32_t> words;
+    static thread_local std::vector<float> steps, shifts;
+    static thread_local std::vector<int32_t> sums;
+    const int64_t each = groups.all_units() * groups.unit / 4 * digits;
+    DigitCall<T> call{x, x_stride, rows, std::max<int64_t>(1, TILE_BYTES / 4 / groups.inputs), &groups, order, digits,
+                      words.fit(rows * each), nullptr, nullptr, nullptr, each};
+    steps.resize(std::max<size_t>(steps.size(), rows * groups.count));
+    shifts.resize(steps.size());
+    sums.resize(steps.size() * 2);
+    call.steps = steps.data();
+    call.shifts = shifts.data();
+    call.sums = sums.data();
+    pool.run((int)((rows + call.rows_each - 1) / call.rows_each), digit_tile<T>, &call);
+    return {call.words, call.steps, call.shifts, call.sums, each, groups.count};
+}
+
+}  // namespace tessera

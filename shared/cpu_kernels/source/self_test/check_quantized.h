@@ -1,0 +1,217 @@
+// Linear layers over codes, bit for bit against loops in whole numbers and single roundings.
+#pragma once
+
+#include "../quantized_linear.h"
+#include "check_linear.h"
+
+extern "C" void tessera_pack_codes(const void* codes, int64_t outputs, int64_t inputs, int bits, int64_t group,
+                                   int epilogue, void* panels);
+
+namespace self_test {
+
+using tessera::Quantized;
+
+struct CodeForm {
+    int format, digits, scale_type;
+    int64_t group;
+    bool zeros, minima, ordered;
+};
+
+constexpr int64_t CODE_ROWS_TRIED = 37;
+constexpr int NUMBERS[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 0, 13, 25, 38, 53, 69, 89, 113};
+
+// A layer of codes, packed and as it was drawn.
+struct Coded {
+    CodeForm form;
+    int64_t outputs, inputs, group, groups;
+    std::vector<uint8_t> codes, zeros;  // [outputs, inputs], [outputs, groups]
+    std::vector<float> scales, minima;  // as numbers of their type
+    std::vector<int32_t> order;
+
+    std::vector<int32_t> units;
+    std::vector<uint8_t> packed_scales, packed_minima, packed_zeros;
+    Quantized quantized;
+    Linear layer;
+
+    Coded(const CodeForm& form, int64_t outputs, int64_t inputs)
+        : form(form), outputs(outputs), inputs(inputs), group(form.group ? form.group : inputs),
+          groups((inputs + group - 1) / group) {
+        const bool bytes = form.format == tessera::BYTES;
+        for (int64_t i = 0; i < outputs * inputs; i++) codes.push_back((uint8_t)(numbers()() & (bytes ? 255 : 15)));
+        for (int64_t i = 0; i < outputs * groups; i++) {
+            zeros.push_back((uint8_t)(numbers()() % (bytes ? 256 : 17)));
+            scales.push_back(draw_scale());
+            minima.push_back(-draw_scale());
+        }
+        for (int64_t k = 0; k < inputs; k++) order.push_back((int32_t)(inputs - 1 - k));
+        pack();
+    }
+
+    // The whole number that a code stands for; with minima they count as they are.
+    int64_t number(int64_t column, int64_t k) const {
+        const int64_t code = codes[column * inputs + k], place = column * groups + k / group;
+        if (form.format == tessera::TABLE) return NUMBERS[code];
+        if (form.minima) return code;
+        if (form.zeros) return code - zeros[place];
+        return code - (form.format == tessera::BYTES ? 128 : 8);
+    }
+
+private:
+    float draw_scale() const {
+        const float scale = 0.001f * (float)(1 + numbers()() % 1000) / 512;
+        if (form.scale_type == tessera::FLOAT32) return scale;
+        if (form.scale_type == tessera::FLOAT16) {  // eleven bits, fewer where it is denormal
+            const int exponent = std::max(std::ilogb(scale) - 10, -24);
+            return std::ldexp(std::nearbyint(std::ldexp(scale, -exponent)), exponent);
+        }
+        return tessera::BFloat16::widen(element<tessera::BFloat16>(scale));
+    }
+
+    uint16_t half(float x) const {
+        uint32_t word;
+        std::memcpy(&word, &x, 4);
+        if (form.scale_type == tessera::BFLOAT16) return (uint16_t)(word >> 16);
+        const int exponent = (int)(word >> 23 & 255) - 112;
+        const uint16_t sign = (uint16_t)(word >> 16 & 0x8000);
+        if (exponent <= 0) return (uint16_t)(sign | (int)std::ldexp(std::fabs(x), 24));
+        return (uint16_t)(sign | exponent << 10 | (word >> 13 & 1023));
+    }
+
+    template <class E, class Of>
+    std::vector<uint8_t> arranged(Of of) const {
+        const int64_t panels = (outputs + PANEL - 1) / PANEL;
+        std::vector<uint8_t> to(panels * groups * PANEL * sizeof(E));
+        for (int64_t column = 0; column < outputs; column++)
+            for (int64_t g = 0; g < groups; g++) {
+                const E value = of(column * groups + g);
+                const int64_t place = (column / PANEL * groups + g) * PANEL + column % PANEL;
+                std::memcpy(to.data() + place * sizeof(E), &value, sizeof(E));
+            }
+        return to;
+    }
+
+    std::vector<uint8_t> arranged_numbers(const std::vector<float>& from) const {
+        if (form.scale_type == tessera::FLOAT32) return arranged<float>([&](int64_t i) { return from[i]; });
+        return arranged<uint16_t>([&](int64_t i) { return half(from[i]); });
+    }
+
+    void pack() {
+        const int bits = form.format == tessera::BYTES ? 8 : 4;
+        std::vector<uint8_t> stored(bits == 8 ? codes.size() : codes.size() / 2);
+        for (size_t i = 0; i < codes.size(); i++)
+            if (bits == 8) stored[i] = codes[i];
+            else stored[i / 2] |= (uint8_t)(codes[i] << i % 2 * 4);
+        const tessera::InputGroups split(inputs, group, bits == 8 ? 4 : 8);
+        units.resize((outputs + PANEL - 1) / PANEL * split.all_units() * PANEL);
+        tessera_pack_codes(stored.data(), outputs, inputs, bits, group, tessera::PLAIN, units.data());
+        packed_scales = arranged_numbers(scales);
+        packed_minima = arranged_numbers(minima);
+        packed_zeros = arranged<uint8_t>([&](int64_t i) { return zeros[i]; });
+        quantized = {packed_scales.data(), form.minima ? packed_minima.data() : nullptr,
+                     form.zeros ? packed_zeros.data() : nullptr, form.ordered ? order.data() : nullptr, group,
+                     form.format, form.scale_type, form.digits,
+                     form.minima ? 0 : form.format == tessera::NIBBLES ? 8 : 128, {}};
+        for (int i = 0; i < 16; i++) quantized.table[i] = (uint8_t)(NUMBERS[i] + 128);
+        layer = {units.data(), nullptr, inputs, outputs, tessera::PLAIN, tessera::WIDE, &quantized};
+    }
+};
+
+// Whole numbers of a group of inputs, and their step.
+inline float whole_numbers(const float* x, int64_t count, int digits, int64_t* p) {
+    float most = 0;
+    for (int64_t k = 0; k < count; k++) most = std::max(most, std::fabs(x[k]));
+    std::fill(p, p + count, 0);
+    if (most < 0x1p-100f) return 0;
+    const int exponent = std::ilogb(most) + 1;
+    const float step = digits == 2 ? std::ldexp(1.0f, exponent - 13) : most / 127.0f;
+    const float per_step = digits == 2 ? std::ldexp(1.0f, 13 - exponent) : 127.0f / most;
+    for (int64_t k = 0; k < count; k++) p[k] = std::llrint((double)x[k] * per_step);
+    return step;
+}
+
+// Row by row, column by column.
+inline std::vector<float> coded_sums(const Coded& coded, const std::vector<float>& x) {
+    const int64_t inputs = coded.inputs;
+    std::vector<float> found, row(inputs);
+    std::vector<int64_t> p(inputs);
+    for (size_t first = 0; first < x.size(); first += inputs) {
+        for (int64_t k = 0; k < inputs; k++) row[k] = x[first + (coded.form.ordered ? coded.order[k] : k)];
+        std::vector<float> steps, shifts;
+        for (int64_t k = 0; k < inputs; k += coded.group) {
+            const int64_t count = std::min(coded.group, inputs - k);
+            steps.push_back(whole_numbers(&row[k], count, coded.form.digits, &p[k]));
+            int64_t sum = 0;
+            for (int64_t i = k; i < k + count; i++) sum += p[i];
+            shifts.push_back(steps.back() * (float)sum);
+        }
+        for (int64_t c = 0; c < coded.outputs; c++) {
+            float y = 0;
+            for (int64_t g = 0; g < coded.groups; g++) {
+                int64_t high = 0, low = 0;
+                for (int64_t k = g * coded.group; k < std::min(inputs, (g + 1) * coded.group); k++) {
+                    const int64_t h = coded.form.digits == 2 ? (p[k] + 64) >> 7 : p[k];
+                    high += h * coded.number(c, k);
+                    low += (p[k] - 128 * h) * coded.number(c, k);
+                }
+                float sum = (float)high;
+                if (coded.form.digits == 2) sum = std::fma(sum, 128.0f, (float)low);
+                const int64_t place = c * coded.groups + g;
+                y = std::fma(sum, coded.scales[place] * steps[g], y);
+                if (coded.form.minima) y = std::fma(coded.minima[place], shifts[g], y);
+            }
+            found.push_back(y);
+        }
+    }
+    return found;
+}
+
+template <class T>
+void check_coded(Check& check, const CodeForm& form, int64_t outputs, int64_t inputs) {
+    const Coded coded(form, outputs, inputs);
+    auto x = elements<T>(drawn<T>(CODE_ROWS_TRIED, inputs));
+    for (int64_t k = 0; k < inputs; k++) x[5 * inputs + k] = element<T>(0);            // a row of zeros
+    for (int64_t k = 0; k < std::min<int64_t>(inputs, 9); k++) x[k] = element<T>(0x1p-110);  // next to nothing
+    std::vector<float> wide(x.size());
+    std::transform(x.begin(), x.end(), wide.begin(), T::widen);
+    const auto right = coded_sums(coded, wide);
+    for (int64_t rows = 1; rows <= CODE_ROWS_TRIED; rows += rows < 14 ? 1 : 23) {
+        const auto y = applied<float>(TYPE<T>, coded.layer, x, CODE_ROWS_TRIED - rows, rows);
+        check.same(y, right, right.size() - y.size(), "sums of codes");
+    }
+}
+
+// A number that is none spoils its row, and no other.
+template <class T>
+void check_spoilt(Check& check) {
+    const Coded coded({tessera::BYTES, 2, tessera::FLOAT32, 32, false, false, false}, PANEL, 96);
+    auto x = elements<T>(drawn<T>(3, 96));
+    const auto right = applied<float>(TYPE<T>, coded.layer, x, 0, 3);
+    x[96 + 40] = element<T>(NAN);
+    const auto y = applied<float>(TYPE<T>, coded.layer, x, 0, 3);
+    const std::vector<float> first(y.begin(), y.begin() + PANEL), last(y.end() - PANEL, y.end());
+    check.same(first, right, 0, "a row beside one that is no number");
+    check.same(last, right, 2 * PANEL, "a row beside one that is no number");
+    std::vector<int> none(PANEL, 1), found;
+    for (int64_t c = 0; c < PANEL; c++) found.push_back(std::isnan(y[PANEL + c]));
+    check.same(found, none, 0, "a row with what is no number");
+}
+
+template <class T>
+void check_quantized() {
+    using namespace tessera;
+    Check check("linear, codes", TYPE<T>);
+    check_spoilt<T>(check);
+    for (int digits : {1, 2})
+        for (int format : {BYTES, NIBBLES, TABLE})
+            for (int64_t group : {0, 8, 20, 64, 128}) {
+                const int type = (int)(group / 4 + digits) % 3;
+                check_coded<T>(check, {format, digits, type, group, false, false, group == 20}, PANEL + 3, 198);
+                check_coded<T>(check, {format, digits, type, group, false, false, false}, 5, 1090);
+                if (format == TABLE) continue;
+                check_coded<T>(check, {format, digits, type, group, true, false, false}, PANEL - 1, 198);
+                check_coded<T>(check, {format, digits, type, group, false, true, group == 64}, 2 * PANEL, 198);
+            }
+    for (int digits : {1, 2}) check_coded<T>(check, {BYTES, digits, FLOAT32, 0, false, false, false}, PANEL, 4100);
+}
+
+}  // namespace self_test

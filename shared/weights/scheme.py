@@ -1,0 +1,57 @@
+"""How weights are quantized when a model is loaded: what `--quantization` may say. Without torch."""
+
+from dataclasses import dataclass
+
+from shared.errors import InvalidRequest
+
+NONE = "none"
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """`bits` of a weight's codes; `group`: inputs that share a scale, 0 for all of an output's; `digits`: in how many
+    activations are multiplied with codes, 2 (14 bits) or 1 (8 bits)."""
+
+    bits: int
+    group: int
+    digits: int
+
+
+_FAST_GROUP = 128  # of activations of 8 bits, too: for whole rows they are too coarse
+_INT4_GROUP = 64
+HEAD = Scheme(8, 0, 2)  # of the output matrix, whatever the scheme: it decides about tokens
+SCHEMES = {
+    "int8": HEAD,
+    "int8g128": Scheme(8, 128, 2),
+    "int8-fast": Scheme(8, _FAST_GROUP, 1),
+    "int4": Scheme(4, _INT4_GROUP, 2),
+    "int4g32": Scheme(4, 32, 2),
+    "int4g64": Scheme(4, 64, 2),
+    "int4g128": Scheme(4, 128, 2),
+    "int4g256": Scheme(4, 256, 2),
+}
+
+
+def find_scheme(name: str) -> Scheme | None:
+    """None for "none". Raises InvalidRequest for a scheme that is not known."""
+    if name == NONE:
+        return None
+    if name not in SCHEMES:
+        raise refused(name, f"it may be {', '.join((NONE, *SCHEMES))}")
+    return SCHEMES[name]
+
+
+def refuse_for_transformers(name: str, kind: str) -> None:
+    """Raises InvalidRequest unless the name is "none": for a model of this kind whose layers the code of transformers
+    runs."""
+    if name != NONE:
+        raise refused(
+            name, f"the code of transformers runs the layers of {kind}; leave the flag away"
+        )
+
+
+def refused(name: str, why: str) -> InvalidRequest:
+    """The error of a scheme that cannot be had."""
+    return InvalidRequest(
+        "UNSUPPORTED_QUANTIZATION", f"--quantization {name}: {why}", field="quantization"
+    )
