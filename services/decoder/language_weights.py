@@ -8,6 +8,8 @@ import structlog
 from services.families import registry
 from services.families.family import GENERIC_ENCODER
 from shared.checkpoint.folder import Checkpoint
+from shared.model_config.quantization import read_stored_codes
+from shared.weights.coded_layers import is_unused, split_name
 from shared.weights.named_weights import NamedWeights
 
 # Composite checkpoints spell the same tensor in several ways, by age:
@@ -49,16 +51,24 @@ class LanguageWeights(NamedWeights):
         names: dict[str, str] = {}
         unknown = []
         language_name = language_names(checkpoint)
+        codes = read_stored_codes(checkpoint)
         for name in checkpoint.names():
             own = language_name(name)
             if own is None:
                 continue
-            found = canonical(own)
-            if re.fullmatch(known, found):
+            # A layer's codes are known by the name of its weight.
+            parts = split_name(codes, own) if codes else None
+            found = canonical(f"{parts[0]}.weight" if parts else own)
+            is_known = re.fullmatch(known, found) is not None
+            if parts:
+                found = f"{found.removesuffix('weight')}{parts[1]}"
+            if is_known and codes and is_unused(codes, own):
+                continue
+            if is_known:
                 names[found] = name
             elif not (ignored and re.fullmatch(ignored, found)):
                 unknown.append(name)
-        super().__init__(checkpoint, names)
+        super().__init__(checkpoint, names, codes)
         if unknown:
             raise self._bad("the model has no place for", unknown)
 

@@ -6,7 +6,7 @@ from enum import Flag, auto
 from pathlib import Path
 
 from services.families import generic, registry
-from services.families.family import is_generic
+from services.families.family import GENERIC_ENCODER, is_generic
 from services.families.narrow_attention import require_narrow
 from shared.ascend import is_310p
 from shared.bounded_file import OutOfBounds, require_bounded
@@ -69,6 +69,8 @@ def require_servable(
         decoder = registry.find_decoder(checkpoint, backend)
         generic_code = is_generic(decoder.decoder)
         by = ModelBackend.TRANSFORMERS if generic_code else ModelBackend.NATIVE
+        if record.takes_media and record.encoder == GENERIC_ENCODER:
+            by = ModelBackend.TRANSFORMERS  # its class would be built as the configuration says
         refuse_quantization(checkpoint, by)
         if generic_code:
             scheme.refuse_for_transformers(quantization, checkpoint.kind)

@@ -35,6 +35,7 @@ _BYTES = {
     "I16": 2,
     "U16": 2,
 }
+_CODES = 8
 # Composite configurations name their language part differently.
 _TEXT_KEYS = ("text_config", "llm_config", "language_config")
 
@@ -164,7 +165,7 @@ class Checkpoint:
     @cached_property
     def is_small(self) -> bool:
         """Fewer than 100 million parameters: quick in any type, and with one thread."""
-        return sum(math.prod(self.shape(name)) for name in self.names()) < _SMALL_MODEL_PARAMETERS
+        return sum(map(self._count, self.names())) < _SMALL_MODEL_PARAMETERS
 
     def default_dtype(self, device: str) -> str:
         """What `--dtype auto` means on `device`: "float32", "bfloat16" or "float16".
@@ -177,9 +178,13 @@ class Checkpoint:
         sizes: dict[str, int] = {}
         for name in self.names():
             kind = self.dtype(name)
-            sizes[kind] = sizes.get(kind, 0) + math.prod(self.shape(name))
+            sizes[kind] = sizes.get(kind, 0) + self._count(name)
         wide = self.is_small or max(sizes, key=sizes.__getitem__) == "F32"
         return "float32" if wide else default_dtype(device)
+
+    def _count(self, name: str) -> int:
+        """Numbers that a tensor stands for: words of 32 bits are eight codes each."""
+        return math.prod(self.shape(name)) * (_CODES if self.dtype(name) == "I32" else 1)
 
     def file_of(self, name: str) -> str:
         """The name of the file that holds a tensor."""

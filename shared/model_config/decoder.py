@@ -7,6 +7,11 @@ from typing import Any, ClassVar
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 from shared.model_backends import ModelBackend
+from shared.model_config.quantization import (
+    quantization_of_encoder,
+    quantization_said,
+    read_stored_codes,
+)
 from shared.model_config.rope import RopeConfig
 from shared.text.cutting import cut
 
@@ -126,20 +131,20 @@ def read_whole(checkpoint: Checkpoint, key: str, value: Any) -> int:
 def refuse_quantization(checkpoint: Checkpoint, by: ModelBackend) -> None:
     """Raises InvalidRequest for a checkpoint whose weights are quantized in a way that is not read where the code of
     `by`, a decoder of ours or transformers, runs the layers."""
-    reason = {
-        ModelBackend.NATIVE: "quantized checkpoints are not supported yet",
-        ModelBackend.TRANSFORMERS: "quantized checkpoints are not supported where the code of transformers runs the"
-        " layers",
-    }[by]
-    for key in ("quantization_config", "compression_config"):
-        parts = (checkpoint.config, checkpoint.text_config, checkpoint.vision_config or {})
-        if found := next(filter(None, (part.get(key) for part in parts)), None):
-            method = found.get("quant_method") if isinstance(found, dict) else found
-            raise _refuse(
-                checkpoint,
-                f"{key} says {method or 'that weights are quantized'}: {reason}; serve the model in float32,"
-                " float16 or bfloat16",
-            )
+    if key := quantization_of_encoder(checkpoint):
+        raise _refuse(checkpoint, f"vision_config has {key}: encoders are read as numbers alone")
+    if by is ModelBackend.NATIVE:
+        read_stored_codes(checkpoint)
+        return
+    said = quantization_said(checkpoint)
+    if said is not None:
+        key, found = said
+        method = found.get("quant_method") if isinstance(found, dict) else found
+        raise _refuse(
+            checkpoint,
+            f"{key} says {method or 'that weights are quantized'}: quantized checkpoints are not supported where the"
+            " code of transformers runs the layers; serve the model in float32, float16 or bfloat16",
+        )
 
 
 def _windows(

@@ -9,6 +9,8 @@ from torch import Tensor
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.weight_reader import WeightReader
 from shared.errors import InvalidRequest
+from shared.model_config.quantization import StoredCodes
+from shared.weights.coded_layers import CodedLayers
 from shared.weights.linear_weight import LinearWeight, StoredWeight
 
 # Element types that are numbers by themselves, as safetensors spells them.
@@ -19,11 +21,15 @@ class NamedWeights:
     """Tensors of a checkpoint, taken one by one: each must be there, in the shape that config.json says, and `finish`
     checks that none is left."""
 
-    def __init__(self, checkpoint: Checkpoint, names: Mapping[str, str]) -> None:
-        """names: of each tensor the name by which it is taken, and that in the checkpoint."""
+    def __init__(
+        self, checkpoint: Checkpoint, names: Mapping[str, str], codes: StoredCodes | None = None
+    ) -> None:
+        """names: of each tensor the name by which it is taken, and that in the checkpoint; codes: how linear layers may
+        be stored. Raises InvalidRequest for layers of codes that are not stored as these say."""
         self._checkpoint = checkpoint
         self._names = names
         self._taken: set[str] = set()
+        self._coded = None if codes is None else CodedLayers(checkpoint, codes, names)
         self._reader = WeightReader(checkpoint, names.values())
 
     def __contains__(self, name: str) -> bool:
@@ -31,6 +37,10 @@ class NamedWeights:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
+
+    def has_linear(self, name: str) -> bool:
+        """Whether a linear layer is stored, as numbers or codes."""
+        return f"{name}.weight" in self or (self._coded is not None and name in self._coded)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of a tensor as it is stored. Raises InvalidRequest if it is missing."""
@@ -43,9 +53,14 @@ class NamedWeights:
     def take_linear(
         self, name: str, out: int, inputs: int, bias: bool = False, factor: float = 1
     ) -> LinearWeight:
-        """A linear layer: the tensors `name`.weight [out, inputs] and, with `bias`, `name`.bias [out]. The weight is
-        read when it is packed, of a shard nothing but its part; it is multiplied by `factor` in the type in which it is
-        stored. Raises InvalidRequest as `take` does, and for a layer that is stored as other than numbers."""
+        """A linear layer: the tensors `name`.weight [out, inputs], or those of its codes, and, with `bias`, `name`.bias
+        [out]. The weight is read when it is packed, of a shard nothing but its part; it is multiplied by `factor` in
+        the type in which it is stored, and is not codes then. Raises InvalidRequest as `take` does, and for codes that
+        are not read."""
+        if factor == 1 and self._coded is not None and name in self._coded:
+            self._taken.update(self._coded.tensors_of(name))
+            added = self.take(f"{name}.bias", out) if bias else None
+            return self._coded.take(name, out, inputs, added, self._reader)
         stored = self._claim_weight(name, (out, inputs))
         shift = self.take(f"{name}.bias", out) if bias else None
         read = partial(self._reader.part, stored)
@@ -111,8 +126,8 @@ class NamedWeights:
     def _quantized(self, what: str) -> InvalidRequest:
         return InvalidRequest(
             "UNSUPPORTED_WEIGHTS",
-            f"{self._checkpoint.folder} has {what}: quantized checkpoints are not supported yet; serve the model in"
-            " float32, float16 or bfloat16",
+            f"{self._checkpoint.folder} has {what}: codes of this kind are not read here; serve the model in float32,"
+            " float16 or bfloat16",
             field="model",
         )
 

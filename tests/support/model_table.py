@@ -39,6 +39,29 @@ whose processor does not say what it writes for a picture (Idefics2), and that a
 before pictures are seen: of GraniteDocling with `min_patches` 1 one that is a single tile.
 
 """
+_QUANTIZED = """
+## Quantized checkpoints
+
+Files of these kinds are read for decoders marked *native*, as codes; the vision encoder's and the tables of tokens are
+numbers. `quantization_config` of config.json is checked before anything starts, tensors by `tessera check` and when a
+decoder begins to load; what is not read is refused by the name of the field or tensor. Codes, scales and zero points
+are taken over exactly. The tests have packers of their own; no released weights were loaded.
+
+| `quant_method` | read | refused |
+| --- | --- | --- |
+| `awq` | `version` gemm, 4 bits, any `group_size`, `modules_to_not_convert` | other versions |
+| `gptq` | 4 and 8 bits, `checkpoint_format` gptq (zero points stored less one) and gptq_v2, `desc_act` with `g_idx` | \
+2 and 3 bits, Marlin's layout, `dynamic`, other zero points than the middle where `sym` is true |
+| `compressed-tensors` | `pack-quantized` of 4 and 8 bits, by group or channel, with zero points and `weight_g_idx`; \
+`int-quantized` of 8 bits, by tensor, channel or group | several schemes, sparsity, transforms, FP8, a quantized cache |
+| any other |  | all |
+
+Groups have to divide the inputs. Layers that are computed as one, such as queries, keys and values, have to be
+quantized alike, their inputs in one order. Activations are not quantized as `compressed-tensors` says: they keep more
+bits, so scales of activations are not read. Several ranks may cut inputs between groups alone; a layer whose inputs
+have an order of their own cannot be cut.
+
+"""
 _SERVED = "served"
 _TYPES = """
 ## Text models by the code of transformers
@@ -177,7 +200,15 @@ def table() -> str:
         ]
     )
     lines = [head.split(" | "), ["---"] * 10, *([*row, "never loaded"] for row in rows)]
-    return _HEAD + _written(lines) + _RELEASED + _written(_NOT_KNOWN) + _TYPES + _written(_types())
+    return (
+        _HEAD
+        + _written(lines)
+        + _QUANTIZED
+        + _RELEASED
+        + _written(_NOT_KNOWN)
+        + _TYPES
+        + _written(_types())
+    )
 
 
 def _written(lines: list[list[str]]) -> str:

@@ -60,11 +60,11 @@ def coded(name: str) -> Callable[[Tensors], Tensors]:
         (
             coded("vision_tower.encoder.layers.1.self_attn.v_proj"),
             "layers.1.self_attn.v_proj.qweight, vision_tower.encoder.layers.1.self_attn.v_proj.scales"
-            " in the place of a weight: quantized",
+            " in the place of a weight: codes",
         ),
         (
             lambda t: {**t, "multi_modal_projector.linear_2.weight": torch.ones(64, 64).char()},
-            "multi_modal_projector.linear_2.weight in I8: quantized",
+            "multi_modal_projector.linear_2.weight in I8: codes",
         ),
     ],
 )

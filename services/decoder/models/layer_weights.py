@@ -146,7 +146,7 @@ def _stacked(
     weights: LanguageWeights, fused: str, parts: Mapping[str, int], inputs: int, bias: bool
 ) -> LinearWeight:
     """Linear layers of the same inputs as one: `fused` where it is stored so, else the parts, of so many outputs."""
-    if f"{fused}.weight" in weights:
+    if weights.has_linear(fused):
         return weights.take_linear(fused, sum(parts.values()), inputs, bias)
     return StackedWeight(
         [weights.take_linear(name, out, inputs, bias) for name, out in parts.items()]

@@ -217,7 +217,7 @@ def embedding_and_head(
     """
     names = ("embed_tokens", "lm_head")
     sizes = (config.vocab_size, config.hidden_size)
-    stored = [name for name in names if f"{name}.weight" in weights]
+    stored = [name for name in names if weights.has_linear(name)]
     if config.tied and len(stored) == 1:
         names = (stored[0], stored[0])
     table = weights.take(f"{names[0]}.weight", *sizes)

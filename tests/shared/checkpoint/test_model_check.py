@@ -100,11 +100,14 @@ LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 5\n"
         (config(architectures=None), 'has no "architectures"'),
         (config(architectures=["NovelForCausalLM"]), "NovelForCausalLM cannot be served; these"),
         (config(True, model_type="novel"), "has the text model 'novel'"),
-        (config(quantization_config={"quant_method": "gptq"}), "gptq: quantized checkpoints"),
-        (config(True, compression_config={"a": 1}), "quantized checkpoints are not"),
+        (
+            config(quantization_config={"quant_method": "gptq"}),
+            "gptq: bits is None and may be 4 or 8",
+        ),
+        (config(True, compression_config={"a": 1}), "of quantized checkpoints those"),
         (
             config(vision_config={"quantization_config": {"quant_method": "awq"}}),
-            "awq: quantized checkpoints are not",
+            "vision_config has quantization_config",
         ),
         (config(True, hidden_act="novel"), "hidden_act 'novel'"),
         (config(True, num_key_value_heads=3), "do not divide"),

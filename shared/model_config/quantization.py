@@ -1,0 +1,200 @@
+"""How the linear layers of a checkpoint are stored as codes, read from `quantization_config`. Without torch.
+
+Fields: AutoAWQ (https://github.com/casper-hansen/AutoAWQ), AutoGPTQ and GPTQModel
+(https://github.com/ModelCloud/GPTQModel), compressed-tensors (https://github.com/vllm-project/compressed-tensors).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shared.checkpoint.folder import Checkpoint
+from shared.errors import InvalidRequest
+from shared.text.cutting import cut
+
+AWQ, GPTQ, PACKED, BYTES = "awq", "gptq", "pack-quantized", "int-quantized"
+_COMPRESSED = "compressed-tensors"
+_KEYS = ("quantization_config", "compression_config")
+_METHODS = (AWQ, GPTQ, _COMPRESSED)
+
+
+@dataclass(frozen=True)
+class StoredCodes:
+    """`layout`: AWQ, GPTQ or one of compressed-tensors' two; `bits` of a code; `group`: inputs that share a scale, 0
+    for all of an output's; `symmetric`: zero is the code in the middle; `zero_shift`: what is added to stored zero
+    points; `ordered`: which group an input belongs to is stored; `one_scale`: all outputs share it; `left_out`: layers
+    that are numbers, by their names, with AWQ and GPTQ by parts of them."""
+
+    layout: str
+    bits: int
+    group: int
+    symmetric: bool
+    zero_shift: int = 0
+    ordered: bool = False
+    one_scale: bool = False
+    left_out: tuple[str, ...] = ()
+
+    def leaves_out(self, layer: str) -> bool:
+        """Whether the configuration says that a layer, by its stored name, is not quantized. Patterns ("re:") are
+        not tried: what is stored decides then."""
+        if self.layout in (AWQ, GPTQ):
+            return any(part in layer for part in self.left_out)
+        return layer in self.left_out
+
+
+def quantization_said(checkpoint: Checkpoint) -> tuple[str, Any] | None:
+    """The key of `config.json` that says how weights are quantized, and its value; None where there is none."""
+    for key in _KEYS:
+        found = checkpoint.config.get(key) or checkpoint.text_config.get(key)
+        if found:
+            return key, found
+    return None
+
+
+def quantization_of_encoder(checkpoint: Checkpoint) -> str | None:
+    """The key by which the vision part of `config.json` says that its own weights are quantized, if it does."""
+    vision = checkpoint.vision_config or {}
+    return next((key for key in _KEYS if vision.get(key)), None)
+
+
+def read_stored_codes(checkpoint: Checkpoint) -> StoredCodes | None:
+    """None for a checkpoint that is not quantized. Raises InvalidRequest, naming the field, for codes that are not
+    read by decoders of ours."""
+    said = quantization_said(checkpoint)
+    if said is None:
+        return None
+    key, found = said
+    method = str(found.get("quant_method")) if isinstance(found, Mapping) else str(found)
+    fields = _Fields(checkpoint, key, method, found if isinstance(found, Mapping) else {})
+    if method == AWQ:
+        return _awq(fields)
+    if method == GPTQ:
+        return _gptq(fields)
+    if method == _COMPRESSED:
+        return _compressed(fields)
+    raise fields.refusal(
+        f"of quantized checkpoints those of {', '.join(_METHODS[:-1])} and {_METHODS[-1]} are read;"
+        " serve the model in float32, float16 or bfloat16"
+    )
+
+
+@dataclass(frozen=True)
+class _Fields:
+    """Of one object of `config.json`, whose errors name the field; `where` it lies in the method's."""
+
+    checkpoint: Checkpoint
+    key: str
+    method: str
+    values: Mapping[str, Any]
+    where: str = ""
+
+    def refusal(self, what: str) -> InvalidRequest:
+        return InvalidRequest(
+            "UNSUPPORTED_CONFIG",
+            f"{self.checkpoint.folder / 'config.json'}: {self.key} says {cut(self.method, 60)}: {what}",
+            field="model",
+        )
+
+    def one_of(self, name: str, allowed: tuple[Any, ...], *others: str, default: Any = None) -> Any:
+        """The field, or the first there is of its other names."""
+        names = [n for n in (name, *others) if self.values.get(n) is not None]
+        value = self.values[names[0]] if names else default
+        # True is not 1 here, nor False 0.
+        if not any(value == known and type(value) is type(known) for known in allowed):
+            read = " or ".join(str(known) for known in allowed)
+            raise self.refusal(
+                f"{self.where}{name} is {cut(repr(value), 60)} and may be {read} here"
+            )
+        return value
+
+    def group(self, name: str, *others: str) -> int:
+        """Inputs that share a scale; 0 for -1."""
+        names = [n for n in (name, *others) if self.values.get(n) is not None]
+        value = self.values[names[0]] if names else None
+        if type(value) is not int or not (value == -1 or value > 0):
+            raise self.refusal(
+                f"{self.where}{name} is {cut(repr(value), 60)}; it is a number of inputs, or -1 for all"
+            )
+        return max(0, value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        return bool(self.one_of(name, (True, False), default=default))
+
+    def names(self, name: str) -> tuple[str, ...]:
+        value = self.values.get(name) or ()
+        if not isinstance(value, list | tuple) or not all(isinstance(n, str) and n for n in value):
+            raise self.refusal(f"{self.where}{name} is no list of names of layers")
+        return tuple(value)
+
+    def inner(self, name: str) -> "_Fields":
+        value = self.values.get(name)
+        if not isinstance(value, Mapping):
+            raise self.refusal(f"{self.where}{name} is no JSON object")
+        return _Fields(self.checkpoint, self.key, self.method, value, f"{self.where}{name}.")
+
+    def refuse(self, *names: str) -> None:
+        """Fields that change what codes mean, in ways that are not read."""
+        for name in names:
+            if self.values.get(name):
+                raise self.refusal(f"{self.where}{name} is not supported")
+
+
+def _awq(fields: _Fields) -> StoredCodes:
+    fields.one_of("version", ("gemm", "GEMM"), default="gemm")
+    return StoredCodes(
+        AWQ,
+        fields.one_of("bits", (4,), "w_bit"),
+        fields.group("group_size", "q_group_size"),
+        symmetric=False,
+        left_out=fields.names("modules_to_not_convert"),
+    )
+
+
+def _gptq(fields: _Fields) -> StoredCodes:
+    version = fields.one_of("checkpoint_format", ("gptq", "gptq_v2"), default="gptq")
+    fields.refuse("is_marlin_format", "dynamic")
+    fields.one_of("pack_dtype", ("int32",), default="int32")
+    return StoredCodes(
+        GPTQ,
+        fields.one_of("bits", (4, 8)),
+        fields.group("group_size"),
+        symmetric=fields.flag("sym", True),
+        zero_shift=1 if version == "gptq" else 0,
+        ordered=fields.flag("desc_act", False),
+        left_out=fields.names("modules_to_not_convert"),
+    )
+
+
+def _compressed(fields: _Fields) -> StoredCodes:
+    layout = fields.one_of("format", (PACKED, BYTES))
+    fields.one_of("quantization_status", ("compressed", "frozen"), default="compressed")
+    fields.refuse("kv_cache_scheme", "transform_config")
+    sparsity = fields.values.get("sparsity_config")
+    if sparsity:
+        fields.inner("sparsity_config").one_of("format", ("dense",), default="dense")
+    groups = fields.inner("config_groups")
+    if not groups.values:
+        raise fields.refusal("config_groups is empty")
+    schemes = [_scheme(groups.inner(name), layout) for name in groups.values]
+    if any(scheme != schemes[0] for scheme in schemes):
+        raise fields.refusal("config_groups has several schemes, and one is supported")
+    bits, group, symmetric, ordered, one_scale = schemes[0]
+    return StoredCodes(
+        layout, bits, group, symmetric, 0, ordered, one_scale, left_out=fields.names("ignore")
+    )
+
+
+def _scheme(group: _Fields, layout: str) -> tuple[int, int, bool, bool, bool]:
+    """Of one of `config_groups`. How activations are quantized is not asked for: they have 14 bits here, or are not."""
+    weights = group.inner("weights")
+    group.one_of("format", (layout,), default=layout)
+    weights.one_of("type", ("int",), default="int")
+    bits = weights.one_of("num_bits", (4, 8) if layout == PACKED else (8,))
+    known = ("channel", "group") if layout == PACKED else ("tensor", "channel", "group")
+    default = "group" if weights.values.get("group_size") else "tensor"
+    strategy = weights.one_of("strategy", known, default=default)
+    size = weights.group("group_size") if strategy == "group" else 0
+    if layout == BYTES and weights.values.get("actorder") == "group":
+        raise group.refusal(f"{weights.where}actorder is not supported with {layout}")
+    ordered = layout == PACKED and weights.values.get("actorder") == "group"
+    return bits, size, weights.flag("symmetric", True), ordered, strategy == "tensor"

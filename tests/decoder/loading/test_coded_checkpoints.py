@@ -1,0 +1,182 @@
+"""Checkpoints whose layers are codes: AWQ, GPTQ and compressed-tensors."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from services.decoder.loading.load import load
+from services.decoder.models.llama import Llama
+from services.decoder.settings import DecoderSettings
+from services.families.check import Parts, require_servable
+from shared.checkpoint.folder import Checkpoint
+from shared.errors import InvalidRequest
+from shared.weights.linear_weight import StackedWeight
+from tests.support.checkpoints import make_checkpoint
+from tests.support.checkpoints.coded import Coded, edit_quantization, write_coded
+from tests.support.decoder.prompts_step import PROMPTS, run_prompts
+from tests.support.decoder.step_stream import greedy, read_floats
+
+WAYS = [
+    Coded("awq"),
+    Coded("awq", group=0),
+    Coded("gptq"),
+    Coded("gptq", version="gptq_v2", ordered=True),
+    Coded("gptq", symmetric=True, ordered=True),
+    Coded("gptq", bits=8, group=0, symmetric=True),
+    Coded("gptq", bits=8),
+    Coded("pack-quantized", symmetric=True),
+    Coded("pack-quantized", ordered=True),
+    Coded("pack-quantized", bits=8, group=0),
+    Coded("int-quantized", bits=8, group=0, symmetric=True),
+    Coded("int-quantized", bits=8),
+    Coded("int-quantized", bits=8, group=0, symmetric=True, one_scale=True),
+]
+ATTENTION = "model.layers.1.self_attn"
+LAYER = f"{ATTENTION}.k_proj"
+
+
+@pytest.mark.parametrize("how", WAYS, ids=str)
+def test_codes_are_read_as_they_were_packed(tmp_path: Path, how: Coded) -> None:
+    dense = make_checkpoint(tmp_path / "dense", "llama")
+    layers = write_coded(tmp_path / "coded", dense, how)
+    weights = Llama._weights(Checkpoint(tmp_path / "coded"))
+    for name, layer in layers.items():
+        out, inputs = layer.codes.shape
+        weight = weights.take_linear(name.removeprefix("model."), out, inputs)
+        found = weight.quantized()
+        assert found is not None and (found.bits, found.group) == (how.bits, how.group)
+        assert (found.order is not None, found.zeros is None) == (how.ordered, how.symmetric)
+        order = torch.arange(inputs) if found.order is None else found.order
+        assert torch.equal(found.unpacked().long(), layer.codes[:, order])
+        assert torch.equal(found.dequantize(torch.float64), layer.dense())
+        # Of a shard that begins and ends inside words.
+        shard = weight.shard("out", [(3, 13), (22, 31)])
+        rows = [*range(3, 13), *range(22, 31)]
+        assert torch.equal(shard.dense(torch.float64), layer.dense()[rows])
+
+
+@pytest.mark.parametrize("how", [WAYS[0], WAYS[2], WAYS[4], WAYS[7], WAYS[10]], ids=str)
+def test_a_decoder_of_codes_says_what_their_numbers_say(tmp_path: Path, how: Coded) -> None:
+    dense = make_checkpoint(tmp_path / "dense", "llama")
+    write_coded(tmp_path / "coded", dense, how)
+    values = {"model": tmp_path / "coded", "device": "cpu", "kv_cache_memory_bytes": 4 << 20}
+    loaded = load(DecoderSettings.model_validate({**values, "threads": 1}))
+    assert loaded.device.ops.coded_layers == 8  # four of each layer, and not the head
+    found = read_floats(run_prompts(loaded.worker, greedy(logprobs=0)).logprobs)
+    model = AutoModelForCausalLM.from_pretrained(dense, dtype=torch.float64)
+    with torch.no_grad():
+        logits = [model(torch.tensor([prompt])).logits[0, -1] for prompt in PROMPTS]
+    expected = torch.stack(logits).log_softmax(-1).amax(-1)
+    # Devices that multiply by codes round activations to 14 bits.
+    assert torch.allclose(torch.tensor(found).double(), expected, atol=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("how", "changes", "said"),
+    [
+        (WAYS[0], {"bits": 3}, "says awq: bits is 3 and may be 4"),
+        (WAYS[0], {"version": "gemv"}, "version is 'gemv'"),
+        (WAYS[2], {"bits": 2}, "says gptq: bits is 2 and may be 4 or 8"),
+        (WAYS[2], {"group_size": None}, "group_size is None"),
+        (WAYS[2], {"checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'"),
+        (WAYS[2], {"dynamic": {"+:q": {"bits": 8}}}, "dynamic is not supported"),
+        (WAYS[7], {"format": "float-quantized"}, "format is 'float-quantized'"),
+        (WAYS[7], {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme is not supported"),
+        (WAYS[7], {"config_groups": {}}, "config_groups is empty"),
+        (WAYS[7], {"quant_method": "quanto"}, "says quanto: of quantized checkpoints those of awq"),
+    ],
+)
+def test_fields_that_are_not_read_are_refused_before_anything_is_loaded(
+    tmp_path: Path, how: Coded, changes: dict[str, Any], said: str
+) -> None:
+    write_coded(tmp_path / "coded", make_checkpoint(tmp_path / "dense", "llama"), how)
+    told: dict[str, Any] = {"parts": Parts.WEIGHTS, "device": "cpu"}
+    require_servable(tmp_path / "coded", **told)
+    edit_quantization(tmp_path / "coded", **changes)
+    with pytest.raises(InvalidRequest, match=f"quantization_config.*{said}"):
+        require_servable(tmp_path / "coded", **told)
+
+
+def removed(part: str) -> Callable[[dict[str, Tensor]], None]:
+    def change(tensors: dict[str, Tensor]) -> None:
+        del tensors[f"{LAYER}.{part}"]
+
+    return change
+
+
+def replaced(part: str, value: Tensor) -> Callable[[dict[str, Tensor]], None]:
+    def change(tensors: dict[str, Tensor]) -> None:
+        tensors[f"{LAYER}.{part}"] = value
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("how", "change", "config", "said"),
+    [
+        (WAYS[0], removed("scales"), {}, r"k_proj\.scales cannot be used: the checkpoint lacks it"),
+        (WAYS[2], removed("qweight"), {}, r"k_proj\.qweight cannot be used: the checkpoint lacks"),
+        (WAYS[3], removed("g_idx"), {}, r"k_proj\.g_idx cannot be used: the checkpoint lacks it"),
+        (WAYS[2], replaced("scales", torch.ones(3, 32)), {}, r"scales .* F32 \[3, 32\] and has to"),
+        (WAYS[7], removed("weight_scale"), {}, r"weight_scale cannot be used: the checkpoint"),
+        (
+            WAYS[0],
+            lambda tensors: None,
+            {"modules_to_not_convert": ["k_proj"]},
+            r"k_proj\.qweight cannot be used: config\.json says that it is not quantized",
+        ),
+        (WAYS[2], lambda tensors: None, {"group_size": 40}, "do not divide into groups of 40"),
+    ],
+)
+def test_tensors_that_make_no_weight_are_refused_by_their_names(
+    tmp_path: Path,
+    how: Coded,
+    change: Callable[[dict[str, Tensor]], None],
+    config: dict[str, Any],
+    said: str,
+) -> None:
+    folder = tmp_path / "coded"
+    write_coded(folder, make_checkpoint(tmp_path / "dense", "llama"), how)
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    edit_quantization(folder, **config)
+    with pytest.raises(InvalidRequest, match=said):
+        Llama.check_names(Checkpoint(folder))
+
+
+def test_layers_that_are_left_out_are_numbers(tmp_path: Path) -> None:
+    dense = make_checkpoint(tmp_path / "dense", "llama")
+    layers = write_coded(tmp_path / "coded", dense, WAYS[0])
+    path = tmp_path / "coded" / "model.safetensors"
+    tensors = {n: t for n, t in load_file(path).items() if not n.startswith(f"{LAYER}.")}
+    tensors[f"{LAYER}.weight"] = layers[LAYER].dense().float()
+    save_file(tensors, path, {"format": "pt"})
+    edit_quantization(tmp_path / "coded", modules_to_not_convert=[LAYER])
+    weights = Llama._weights(Checkpoint(tmp_path / "coded"))
+    weight = weights.take_linear(LAYER.removeprefix("model."), *layers[LAYER].codes.shape)
+    assert weight.quantized() is None
+    assert torch.equal(weight.dense(torch.float64), layers[LAYER].dense())
+
+
+def test_layers_that_are_one_with_inputs_in_different_orders_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "coded"
+    dense = make_checkpoint(tmp_path / "dense", "llama")
+    written = write_coded(folder, dense, WAYS[3])
+    layers = {name: layer.codes.shape for name, layer in written.items()}
+    tensors = load_file(folder / "model.safetensors")
+    tensors[f"{LAYER}.g_idx"] = tensors[f"{LAYER}.g_idx"].flip(0).contiguous()
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    weights = Llama._weights(Checkpoint(folder))
+    parts = [
+        weights.take_linear(f"layers.1.self_attn.{name}_proj", *layers[f"{ATTENTION}.{name}_proj"])
+        for name in "qk"
+    ]
+    with pytest.raises(InvalidRequest, match=r"k_proj.*in different orders"):
+        StackedWeight(parts).quantized()
