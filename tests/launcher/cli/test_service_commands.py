@@ -34,6 +34,7 @@ VALUES = (
     0.25,
     "llava",
     "json",
+    "int8",
     "priority",
     "swap",
     "on",
