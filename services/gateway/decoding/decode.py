@@ -18,6 +18,7 @@ import msgspec
 
 from services.gateway.decoding.bounds import wrong
 from services.gateway.decoding.json_limits import check_json
+from services.gateway.decoding.typed import decoder_of
 from shared.errors import InvalidRequest
 
 # Bytes; decoding and checking them takes about a millisecond.
@@ -93,7 +94,7 @@ def decode(body: bytes, kind: type[_B]) -> _B:
     try:
         if not body.isascii():
             body.decode()  # fields that are kept as they were sent (msgspec.Raw) are not looked into
-        content: _B = _decoder(kind).decode(body)
+        content: _B = decoder_of(kind).decode(body)
     except msgspec.ValidationError as error:
         raise _explain(str(error)) from None
     except RecursionError:
@@ -105,15 +106,11 @@ def decode(body: bytes, kind: type[_B]) -> _B:
 
 def convert(content: Any, kind: type[_B]) -> _B:
     """Values in another form than JSON as a `kind`. Raises InvalidRequest, naming the field, for a wrong type."""
+    decoder_of(kind)
     try:
         return msgspec.convert(content, kind)
     except msgspec.ValidationError as error:
         raise _explain(str(error)) from None
-
-
-@functools.cache
-def _decoder(kind: type[_B]) -> msgspec.json.Decoder[_B]:
-    return msgspec.json.Decoder(kind)
 
 
 def _explain(message: str) -> InvalidRequest:

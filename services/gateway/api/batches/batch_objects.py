@@ -3,6 +3,7 @@
 import msgspec
 
 from services.gateway.api.batches.schema import BatchObject, Counts, Problems
+from services.gateway.decoding.typed import decoder_of
 from shared.queue.batch_store import StoredBatch
 
 _ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
@@ -16,7 +17,7 @@ def batch_object(batch: StoredBatch) -> BatchObject:
         return None if found is None else found // 1000
 
     is_ended = batch.status in _ENDED
-    problems = msgspec.json.decode(batch.problems, type=Problems) if batch.problems else None
+    problems = decoder_of(Problems).decode(batch.problems) if batch.problems else None
     return BatchObject(
         id=batch.id,
         endpoint=batch.endpoint,

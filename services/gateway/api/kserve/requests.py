@@ -9,6 +9,7 @@ from services.gateway.api.kserve.schema import GenerateRequest, InferParameters,
 from services.gateway.api.kserve.tensors import BYTES, Tensor
 from services.gateway.decoding.bounds import text, wrong
 from services.gateway.decoding.decode import decode
+from services.gateway.decoding.typed import decoder_of
 from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.field_names import fields_named
 from services.gateway.reading.generation import Prompt, ids_prompt, read_generation
@@ -212,6 +213,7 @@ def _add_parameter(given: Given, tensor: Tensor) -> None:
         _text(value, field) if isinstance(value, bytes) else value for value in tensor.values
     ]
     value: Any = values if tensor.name.startswith("stop") else _one(tensor._replace(values=values))
+    decoder_of(Parameters)
     try:
         given.add(msgspec.convert({tensor.name: value}, Parameters), "inputs.")
     except msgspec.ValidationError:

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-import msgspec
-
 from services.gateway.admission.caller import Caller, tenant_of
 from services.gateway.admission.request_options import RequestOptions
 from services.gateway.api.generating import Generating
@@ -23,6 +21,7 @@ from services.gateway.api.responses.response import (
 from services.gateway.api.responses.schema import Item, KeptFields, KeptOutput, ResponseBody
 from services.gateway.decoding.bounds import wrong
 from services.gateway.decoding.decode import decode, in_thread, is_large, off_loop
+from services.gateway.decoding.typed import decoder_of
 from services.gateway.following.answer import Answer
 from services.gateway.http.exchange import Exchange
 from services.gateway.http.streams import write_stream
@@ -127,10 +126,10 @@ def conversation_items(chain: Sequence[tuple[bytes, bytes]]) -> list[Item]:
     """The items of what was asked and answered, both as JSON."""
     items: list[Item] = []
     for asked, response in chain:
-        given = msgspec.json.decode(asked, type=str | list[Item] | None)
+        given = decoder_of(str | list[Item] | None).decode(asked)
         if isinstance(given, str):
             items.append(Item(role="user", content=given))
         elif given:
             items += given
-        items += msgspec.json.decode(response, type=KeptOutput).output
+        items += decoder_of(KeptOutput).decode(response).output
     return items

@@ -12,6 +12,7 @@ from services.gateway.api.responses.schema import Item
 from services.gateway.decoding.bounds import at_most, wrong
 from services.gateway.decoding.decode import off_loop
 from services.gateway.decoding.list_limits import MOST_MESSAGES
+from services.gateway.decoding.typed import decoder_of
 from shared.errors import InvalidRequest, NotFound
 
 _TYPE = "item_reference"
@@ -44,9 +45,9 @@ async def resolved(given: bytes, kept: KeptResponses, tenant: str) -> bytes:
 def _read(given: bytes) -> tuple[list[msgspec.Raw], dict[int, Any]]:
     """The items, and which of them are names; none of an input that is no list of objects: its reader says why."""
     try:
-        items = msgspec.json.decode(given, type=list[msgspec.Raw])
+        items = decoder_of(list[msgspec.Raw]).decode(given)
         at_most("input", len(items), MOST_MESSAGES)
-        read = [msgspec.json.decode(item, type=_Reference) for item in items]
+        read = [decoder_of(_Reference).decode(item) for item in items]
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return [], {}
     return items, {index: item.id for index, item in enumerate(read) if item.type == _TYPE}
@@ -78,6 +79,6 @@ async def _named(
 
 def merge_resolved(items: list[Item], given: bytes) -> None:
     """Puts the items that a resolved input has in the places of their names."""
-    for index, item in enumerate(msgspec.json.decode(given, type=list[msgspec.Raw])):
+    for index, item in enumerate(decoder_of(list[msgspec.Raw]).decode(given)):
         if items[index].type == _TYPE:
-            items[index] = msgspec.json.decode(item, type=Item)
+            items[index] = decoder_of(Item).decode(item)

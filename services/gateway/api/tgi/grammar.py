@@ -4,6 +4,7 @@ import msgspec
 
 from services.gateway.api.tgi.schema import Grammar, NamedSchema
 from services.gateway.decoding.bounds import wrong
+from services.gateway.decoding.typed import decoder_of
 from services.gateway.reading.constraint import Constraint, Kind
 from services.gateway.reading.structured.spellings import checked, of_value
 
@@ -29,7 +30,7 @@ def read_grammar(grammar: Grammar | None) -> Constraint | None:
 
 def _schema(value: bytes) -> bytes:
     try:
-        schema = bytes(msgspec.json.decode(value, type=NamedSchema).schema)
+        schema = bytes(decoder_of(NamedSchema).decode(value).schema)
     except msgspec.DecodeError as error:
         raise wrong(_VALUE, f'must be an object with the schema as "schema": {error}') from None
     if schema in _ABSENT:
