@@ -60,8 +60,9 @@ struct Additions {
     }
 };
 
-// All of them, one segment's after the other's, with what `down` makes of the rows: for each addition [rows of its segment, rank], at `inputs[at[i]]`. That
-// is done in so many tiles of the region that multiplies with the layer's own weights: its first ones.
+// All of them, one segment's after the other's, with what `down` makes of the rows: for each addition [rows of its segment,
+// rank], at `inputs[at[i]]`. That is done in so many tiles of the region that multiplies with the layer's own weights: its
+// first ones.
 struct Added {
     const Segments* segments;
     const Addition* const* all;
