@@ -4,7 +4,7 @@ from functools import partial
 
 from tests.ascend.breaks.fault import DECODER, Break
 
-_RANKS = ("decoder/test_ranks.py::test_two_ranks[float16-0.05-off]",)
+_RANKS = ("decoder/test_ranks.py::test_two_ranks[qwen2-float16-0.05-off]",)
 _group = partial(Break, file=f"{DECODER}/ranks/rank_group.py", tests=_RANKS)
 _share = partial(Break, file=f"{DECODER}/ranks/share.py", tests=_RANKS)
 
