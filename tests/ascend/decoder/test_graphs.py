@@ -181,8 +181,9 @@ async def test_where_graphs_fail_steps_run_without(
 ) -> None:
     expected, _ = await generate(None)
     with pytest.MonkeyPatch.context() as patched, capture_logs() as logs:
-        reason = plant(patched)
+        reason, stream = plant(patched), npu.current_stream()
         graphs = find_graphs("on", loaded.worker._model, loaded.device, loaded.worker)
+        assert npu.current_stream() == stream
     assert graphs is None
     assert [line["log_level"] for line in logs if "graphs" in line["event"]] == ["warning"]
     assert reason in logs[-1]["reason"]
