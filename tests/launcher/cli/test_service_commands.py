@@ -35,6 +35,7 @@ VALUES = (
     "llava",
     "json",
     "int8",
+    "nz",
     "priority",
     "swap",
     "on",
