@@ -81,8 +81,8 @@ async def test_with_a_full_disk_no_accepted_write_is_lost(
                 break
             await asyncio.sleep(0.1)
     assert await full.append("a", running, at, [at], STOP) == (0, at + 1)
-    # What was acknowledged while the disk was full is on it now. A sync that is under way puts writing off for up to two
-    # seconds, in which a kill would lose what was acknowledged in them.
+    # What was acknowledged while the disk was full is on it now. A sync that is under way puts writing off for up to
+    # two seconds, in which a kill would lose what was acknowledged in them.
     assert (await full.redis.execute_command("WAITAOF", 1, 0, 60_000))[0] == 1
     server.kill()
     await asyncio.to_thread(server.start)
