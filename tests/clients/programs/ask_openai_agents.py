@@ -79,10 +79,10 @@ def get_weather(city: str) -> str:
 async def ask(name, kind):
     model = made(kind, ASKED.base_url, ASKED.model)
     plain = Agent("plain", model=model, model_settings=SHORT)
-    found("chat", name, await whole(plain))
-    if name == "chat":  # a stream of responses must not end by the number of tokens
+    if name == "chat":  # for this client a response that ends by the number of tokens has failed
+        found("chat", name, await whole(plain))
         found("chat", f"{name} stream", await streamed(plain))
-    found("picture", name, await whole(plain, [{"role": "user", "content": PARTS}]))
+        found("picture", name, await whole(plain, [{"role": "user", "content": PARTS}]))
     formed = Agent("formed", model=model, model_settings=LONG, output_type=Shape)
     found("json", name, (await whole(formed)).model_dump_json())
     one = Agent(
