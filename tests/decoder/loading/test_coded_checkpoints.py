@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from structlog.testing import capture_logs
 from transformers import AutoModelForCausalLM
 
 from services.decoder.loading.load import load
@@ -66,8 +67,11 @@ def test_a_decoder_of_codes_says_what_their_numbers_say(tmp_path: Path, how: Cod
     dense = make_checkpoint(tmp_path / "dense", "llama")
     write_coded(tmp_path / "coded", dense, how)
     values = {"model": tmp_path / "coded", "device": "cpu", "kv_cache_memory_bytes": 4 << 20}
-    loaded = load(DecoderSettings.model_validate({**values, "threads": 1}))
-    assert loaded.device.ops.coded_layers == 8  # four of each layer, and not the head
+    with capture_logs() as logs:
+        loaded = load(DecoderSettings.model_validate({**values, "threads": 1}))
+    [line] = [line for line in logs if line["event"] == "quantized weights"]
+    # Four of each layer, and not the head.
+    assert (line["scheme"], line["layers"]) == ("of the checkpoint", 8)
     found = read_floats(run_prompts(loaded.worker, greedy(logprobs=0)).logprobs)
     model = AutoModelForCausalLM.from_pretrained(dense, dtype=torch.float64)
     with torch.no_grad():
