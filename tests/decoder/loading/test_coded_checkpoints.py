@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 from structlog.testing import capture_logs
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from services.decoder.loading.load import load
