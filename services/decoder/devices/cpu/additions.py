@@ -33,7 +33,8 @@ Longs: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
 @dataclass(frozen=True)
 class CpuAddition(Addition):
     """`records`: what the kernels get, one, or two of an addition to gates and to what they gate; they point to `down`
-    [rank, inputs] and to `vectors`, the outputs of `up` as vectors."""
+    [rank, inputs] and to `vectors`, the outputs of `up` as vectors [vectors, rank, lanes], of which `up` is the first
+    part. For `AddedInSteps` alone: `BaseOps.adapt` does not read them."""
 
     records: Records
     vectors: Sequence[Tensor]
