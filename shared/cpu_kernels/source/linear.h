@@ -191,7 +191,10 @@ static inline void for_panels(const LinearCall& call, int64_t first, int64_t las
     for (int64_t begin = first; begin < last; begin += most) {
         const int64_t end = std::min(last, begin + most);
         const floats* added = add_segments<T>(*call.added, begin, end);
-        for (int64_t place = begin; place < end; place++) body(place, added + (place - begin) * call.rows * 2);
+        for (int64_t place = begin; place < end; place++) {
+            ask_for_segments<T>(*call.added, place);
+            body(place, added + (place - begin) * call.rows * 2);
+        }
     }
 }
 
@@ -223,6 +226,10 @@ static void run_panels(Pool& pool, LinearCall& call, int64_t panel_bytes, Pool::
     const int64_t most = alone ? 1 : std::min<int64_t>(call.panels, 16 * pool.threads());
     call.panels_each = (call.panels + most - 1) / most;
     const int64_t tiles = (call.panels + call.panels_each - 1) / call.panels_each;
+    if (call.added) {
+        call.added->panels = call.panels;
+        call.added->ahead = call.panels_each * pool.threads();
+    }
     static thread_local std::vector<Largest> found;
     if (layer.result == LARGEST) {
         found.resize(tiles * call.rows);

@@ -15,6 +15,7 @@ namespace tessera {
 constexpr int64_t RANKS_EACH = 4;   // of an addition, in one tile
 constexpr int64_t INPUT_ROWS = LANES == 16 ? 4 : 2;  // rows whose sums stay in registers, with those ranks
 constexpr int64_t INPUTS_AHEAD = 512;  // how far ahead of the sums `down` is asked for
+constexpr int64_t SOON_VECTORS = 16;  // of the next product, those of its first tiles
 constexpr int64_t ROWS_EACH = 64;   // in one tile
 
 // RANKS ranks of R rows.
@@ -108,7 +109,9 @@ static InputCall plan_inputs(const Additions& additions, const typename T::Eleme
     static thread_local std::vector<int64_t> starts, at;
     static thread_local std::vector<float> inputs;
     static thread_local std::atomic<int> done;
+    static thread_local std::vector<Soon> soon;
     tiles.clear();
+    soon.clear();
     all.clear();
     starts.assign(1, 0);
     at.clear();
@@ -129,10 +132,20 @@ static InputCall plan_inputs(const Additions& additions, const typename T::Eleme
             numbers += rows * addition.rank;
         }
         starts.push_back((int64_t)all.size());
+        if (additions.product == Adapter::DOWN) continue;
+        const auto& next = additions.adapters[s]->products[additions.product + 1];
+        for (int64_t i = 0; i < next.count; i++) {
+            const Addition& addition = next.all[i];
+            constexpr int64_t SIZE = sizeof(typename T::Element);
+            soon.push_back({(const char*)addition.down, addition.rank * addition.inputs * SIZE});
+            soon.push_back({(const char*)addition.up, std::min<int64_t>(addition.last - addition.first, SOON_VECTORS) *
+                                                          addition.rank * LANES * SIZE});
+        }
     }
     inputs.resize(std::max<int64_t>(inputs.size(), numbers));
     done.store(0);
-    added = {&segments, all.data(), starts.data(), inputs.data(), at.data(), (int)tiles.size(), &done};
+    added = {&segments, all.data(), starts.data(), inputs.data(), at.data(), (int)tiles.size(), &done,
+             soon.data(), (int64_t)soon.size(), 0, 0};
     return {x, x_stride, inputs.data(), tiles.data()};
 }
 

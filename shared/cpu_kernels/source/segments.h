@@ -58,6 +58,18 @@ struct Additions {
     }
 };
 
+// Memory that will be read soon.
+struct Soon {
+    const char* at;
+    int64_t bytes;
+
+    // Asks for one of so many parts.
+    void ask(int64_t part, int64_t parts) const {
+        const int64_t end = bytes * (part + 1) / parts;
+        for (int64_t byte = bytes * part / parts; byte < end; byte += 64) __builtin_prefetch(at + byte, 0, 2);
+    }
+};
+
 // All of them, one segment's after the other's, with what `down` makes of the rows: for each addition [rows of its segment,
 // rank], at `inputs[at[i]]`. That is done in so many tiles of the region that multiplies with the layer's own weights: its
 // first ones.
@@ -69,12 +81,29 @@ struct Added {
     const int64_t* at;
     int tiles;
     std::atomic<int>* done;
+    const Soon* soon;  // what the layer's next product has
+    int64_t soon_count;
+    int64_t panels, ahead;  // of the product, and how many a thread is about to skip
 
     // Until the last of those tiles, which other threads have, is done.
     void wait() const {
         while (done->load(std::memory_order_acquire) < tiles) Pool::pause();
     }
 };
+
+// Asks for what will be read: additions lie apart from the layer's own stream of weights, a few kilobytes in each place.
+template <class T>
+static inline void ask_for_segments(const Added& added, int64_t panel) {
+    for (int64_t i = 0; i < added.starts[added.segments->count]; i++) {
+        const Addition& addition = *added.all[i];
+        const int64_t each = addition.side == BOTH_SIDES ? 2 : 1;
+        const int64_t bytes = addition.rank * LANES * sizeof(typename T::Element);
+        const int64_t first = std::max(addition.first, each * (panel + added.ahead));
+        const int64_t last = std::min(addition.last, each * (panel + added.ahead + 1));
+        if (first < last) Soon{(const char*)addition.up + (first - addition.first) * bytes, (last - first) * bytes}.ask(0, 1);
+    }
+    for (int64_t i = 0; i < added.soon_count; i++) added.soon[i].ask(panel, added.panels);
+}
 
 constexpr int64_t ADDED_BYTES = 32 << 10;  // of sums at once: they stay in a core's caches while panels pass
 
