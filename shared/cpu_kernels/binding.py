@@ -130,10 +130,6 @@ class Segments(Structure):
         ("count", c_int64),
         ("starts", c_void_p),
         ("members", c_void_p),
-        ("row_starts", c_void_p),
-        ("segment", c_void_p),
-        ("place", c_void_p),
-        ("pattern", c_void_p),
     )
 
 
