@@ -225,15 +225,7 @@ def stacked(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
     if len(parts) == 1:
         return first
     for part in parts[1:]:
-        if (part.bits, part.group, part.codebook) != (first.bits, first.group, first.codebook) or (
-            (part.zeros is None, part.minima is None) != (first.zeros is None, first.minima is None)
-        ):
-            raise NotAsCodes("layers that are computed as one are quantized in different ways")
-        orders = [other.order for other in (first, part) if other.order is not None]
-        if len(orders) == 1 or (orders and not torch.equal(*orders)):
-            raise NotAsCodes(
-                "layers that are computed as one have their inputs in different orders"
-            )
+        require_alike(first, part)
 
     def joined(tensors: Sequence[Tensor | None]) -> Tensor | None:
         there = [tensor for tensor in tensors if tensor is not None]
@@ -248,3 +240,14 @@ def stacked(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
         zeros=joined([part.zeros for part in parts]),
         minima=joined([part.minima for part in parts]),
     )
+
+
+def require_alike(first: QuantizedWeight, other: QuantizedWeight) -> None:
+    """Raises NotAsCodes for weights of the same inputs that cannot be one."""
+    if (other.bits, other.group, other.codebook) != (first.bits, first.group, first.codebook) or (
+        (other.zeros is None, other.minima is None) != (first.zeros is None, first.minima is None)
+    ):
+        raise NotAsCodes("layers that are computed as one are quantized in different ways")
+    orders = [part.order for part in (first, other) if part.order is not None]
+    if len(orders) == 1 or (orders and not torch.equal(*orders)):
+        raise NotAsCodes("layers that are computed as one have their inputs in different orders")
