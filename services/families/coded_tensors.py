@@ -17,6 +17,7 @@ from shared.weights.layouts.stored_layers import LAYOUTS, StoredLayers
 # Layers that are computed as one.
 _FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 _NUMBERED = re.compile(r"(.*\.)(\d+)(\.[^0-9]+)")
+_OF_BLOCKS = re.compile(r".*\.\d+\.(self_attn|mlp)\.(\w+)")
 
 
 def coded_layers(checkpoint: Checkpoint, backend: ModelBackend) -> StoredLayers | None:
@@ -41,10 +42,10 @@ def require_coded_tensors(checkpoint: Checkpoint, backend: ModelBackend) -> None
     if layers is None:
         return
     config = registry.text_sizes(checkpoint, backend)
-    _require_all(checkpoint, layers, config.num_layers)
-    if isinstance(config, DecoderConfig):
+    if isinstance(config, DecoderConfig) and not config.attends_to_media:
+        _require_all(checkpoint, layers, config.num_layers)
         for name in layers:
-            if (sizes := _sizes(config, name.rpartition(".")[2])) is not None:
+            if (sizes := _sizes(config, name)) is not None:
                 layers.require_sizes(name, *sizes)
     for fused in _fused(layers):
         layers.require_one_order(fused)
@@ -54,6 +55,9 @@ def require_coded_tensors(checkpoint: Checkpoint, backend: ModelBackend) -> None
 
 def _sizes(config: DecoderConfig, layer: str) -> tuple[int, int] | None:
     """Outputs and inputs of a layer by its usual name; None where it has another."""
+    found = _OF_BLOCKS.fullmatch(layer)
+    if found is None:
+        return None
     hidden, inner = config.hidden_size, config.intermediate_size
     queries, keys = (heads * config.head_size for heads in (config.num_heads, config.num_kv_heads))
     known = {
@@ -67,24 +71,25 @@ def _sizes(config: DecoderConfig, layer: str) -> tuple[int, int] | None:
         "gate_up_proj": (2 * inner, hidden),
         "down_proj": (hidden, inner),
     }
-    return known.get(layer)
+    return known.get(found[2])
 
 
 def _fused(layers: StoredLayers) -> Iterator[list[str]]:
     """Layers that are computed as one, and all others alone. Raises InvalidRequest where some are quantized alone."""
     seen: set[str] = set()
     for name in layers:
+        parts = _OF_BLOCKS.fullmatch(name)
         stem, _, last = name.rpartition(".")
-        together = next((parts for parts in _FUSED if last in parts), (last,))
+        together = next((fused for fused in _FUSED if parts and last in fused), (last,))
         found = [f"{stem}.{part}" for part in together]
         if found[0] in seen:
             continue
         seen.add(found[0])
-        missing = [part for part in found if part not in layers]
-        if missing:
+        if missing := [part for part in found if part not in layers]:
             raise InvalidRequest(
                 "UNSUPPORTED_WEIGHTS",
-                f"{layers.folder}: {missing[0]} is not quantized, but {name} is, with which it is computed as one",
+                f"{layers.folder}: {missing[0]} is not quantized, or not there, and {name} is, with which it is"
+                " computed as one",
                 field="model",
             )
         yield found

@@ -31,7 +31,7 @@ def can_pack(weight: QuantizedWeight) -> bool:
         fits = all(-128 <= number <= 127 for number in weight.codebook)
         if weight.bits != 4 or not fits:
             return False
-    return 0 < (weight.group or weight.inputs) <= _MOST_INPUTS
+    return 0 < (weight.group or weight.columns) <= _MOST_INPUTS
 
 
 def pack(
@@ -85,8 +85,8 @@ class _CodePanels:
         self._halves = 2 if epilogue == binding.SWIGLU else 1
         self._outputs = outputs // self._halves
         unit = 4 if like.bits == 8 else 8  # inputs of 32 bits
-        self._group = like.group or like.inputs
-        whole, rest = divmod(like.inputs, self._group)
+        self._group = like.group or like.columns
+        whole, rest = divmod(like.columns, self._group)
         units = whole * -(-self._group // unit) + -(-rest // unit)
         count = count_panels(kernels, self._outputs, epilogue)
         shape = (count, units, kernels.panel)
@@ -102,7 +102,7 @@ class _CodePanels:
         self._kernels.pack_codes(
             codes.data_ptr(),
             outputs,
-            part.inputs,
+            part.columns,
             part.bits,
             self._group,
             self._epilogue,
@@ -149,7 +149,7 @@ class _CodePanels:
             self._kernels,
             self._memory,
             bias,
-            like.inputs,
+            like.columns,
             self._outputs,
             self._epilogue,
             meaning,

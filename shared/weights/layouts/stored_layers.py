@@ -1,7 +1,10 @@
 """The coded layers of a checkpoint, checked by the headers of their tensors."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
 
 from shared.checkpoint.headers import Headers
 from shared.errors import InvalidRequest
@@ -98,21 +101,16 @@ class StoredLayers:
             )
             raise self.refusal(layer, BadCodes(main, why))
 
-    def require_one_order(self, layers: Collection[str]) -> None:
+    def require_one_order(self, layers: Sequence[str]) -> None:
         """Raises InvalidRequest, with a tensor's name, where groups of inputs are not whole, and for layers that are
         computed as one and have their inputs in different orders."""
-        orders: list[tuple[str, list[int] | None]] = []
-        for layer in layers:
-            orders.append((layer, self._order(layer)))
-        for layer, order in orders[1:]:
-            if order != orders[0][1]:
-                raise self.refusal(
-                    layer,
-                    BadCodes(
-                        self.layout.order,
-                        f"{orders[0][0]}, with which it is computed as one, has its inputs in another order",
-                    ),
-                )
+        first, *others = layers
+        order = self.order(first)
+        for layer in others:
+            other = self.order(layer)
+            if (order is None) != (other is None) or not np.array_equal(order, other):
+                why = f"{first}, with which it is computed as one, has its inputs in another order"
+                raise self.refusal(layer, BadCodes(self.layout.order, why))
 
     def require_middle(self, layer: str) -> None:
         """Raises InvalidRequest, with the tensor's name, for a zero point that is not where the configuration says."""
@@ -125,23 +123,21 @@ class StoredLayers:
                 layer, BadCodes(wanted[0], "a zero point is not in the middle, and sym is true")
             )
 
-    def _order(self, layer: str) -> list[int] | None:
-        """The group of each input where they do not lie one behind the other."""
+    def order(self, layer: str) -> NDArray[np.int64] | None:
+        """The group of each input, where they do not lie one behind the other. Raises InvalidRequest, with the tensor's
+        name, for groups that have not as many inputs as they should."""
         name = f"{layer}.{self.layout.order}"
         if not self.layout.order or name not in self._names:
             return None
         _, inputs = self.sizes(layer)
         group = self.layout.codes.group or inputs
-        found = self._headers.whole_numbers(self._names[name]).tolist()
-        expected = [place // group for place in range(inputs)]
-        if found == expected:
+        found = self._headers.whole_numbers(self._names[name])
+        expected = np.arange(inputs) // group
+        if np.array_equal(found, expected):
             return None
-        if sorted(found) != expected:
-            count = -(-inputs // group)
-            raise self.refusal(
-                layer,
-                BadCodes(self.layout.order, f"its {count} groups have not {group} inputs each"),
-            )
+        if not np.array_equal(np.sort(found), expected):
+            why = f"its {-(-inputs // group)} groups have not {group} inputs each"
+            raise self.refusal(layer, BadCodes(self.layout.order, why))
         return found
 
     def _is_coded(self, layer: str) -> bool:
