@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shared.weights.layouts.layout import LEAST_GROUP
+
 Numbers: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
 
-# Columns of a group that others are divided into, or filled up to a multiple of.
-LEAST_GROUP = 16
 # Values that `dequantize` holds in float32 at once.
 _BLOCK = 1 << 22
 

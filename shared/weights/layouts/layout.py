@@ -10,6 +10,8 @@ Shape = tuple[int, ...]
 WORDS = ("I32",)
 SCALES = ("F16", "BF16", "F32")
 INDEX = ("I32", "I64")
+# Inputs of a group that others are divided into, or filled up to a multiple of, where a cut needs that.
+LEAST_GROUP = 16
 
 
 class BadCodes(ValueError):
