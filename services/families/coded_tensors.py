@@ -10,7 +10,7 @@ from shared.checkpoint.headers import HeaderFiles
 from shared.errors import InvalidRequest
 from shared.model_backends import ModelBackend
 from shared.model_config.decoder import DecoderConfig
-from shared.model_config.quantization import read_stored_codes
+from shared.model_config.quantization import FLOAT8, read_stored_codes
 from shared.weights.layouts.layout import Layout
 from shared.weights.layouts.stored_layers import LAYOUTS, StoredLayers
 
@@ -85,14 +85,15 @@ def _fused(layers: StoredLayers) -> Iterator[list[str]]:
         if found[0] in seen:
             continue
         seen.add(found[0])
-        if missing := [part for part in found if part not in layers]:
+        missing = [part for part in found if part not in layers]
+        if missing and layers.layout.codes.layout != FLOAT8:
             raise InvalidRequest(
                 "UNSUPPORTED_WEIGHTS",
                 f"{layers.folder}: {missing[0]} is not quantized, or not there, and {name} is, with which it is"
                 " computed as one",
                 field="model",
             )
-        yield found
+        yield [part for part in found if part in layers]
 
 
 def _require_all(checkpoint: Checkpoint, layers: StoredLayers, count: int) -> None:
