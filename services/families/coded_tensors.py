@@ -78,10 +78,10 @@ def _fused(layers: StoredLayers) -> Iterator[list[str]]:
     """Layers that are computed as one, and all others alone. Raises InvalidRequest where some are quantized alone."""
     seen: set[str] = set()
     for name in layers:
-        parts = _OF_BLOCKS.fullmatch(name)
         stem, _, last = name.rpartition(".")
-        together = next((fused for fused in _FUSED if parts and last in fused), (last,))
-        found = [f"{stem}.{part}" for part in together]
+        together = next((fused for fused in _FUSED if last in fused), ())
+        found = [f"{stem}.{part}" for part in together] if _OF_BLOCKS.fullmatch(name) else []
+        found = found or [name]
         if found[0] in seen:
             continue
         seen.add(found[0])
