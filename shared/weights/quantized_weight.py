@@ -83,7 +83,7 @@ class QuantizedWeight:
         for first in range(0, len(found), step):
             rows = slice(first, first + step)
             values = self._rows(rows, group)
-            if self.width:
+            if self.width and self.order is not None:
                 whole = values.new_zeros((len(values), self.width))
                 values = whole.index_add_(1, self.order, values)
             elif self.order is not None:

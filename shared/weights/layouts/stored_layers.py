@@ -108,7 +108,7 @@ class StoredLayers:
         order = self.order(first)
         for layer in others:
             other = self.order(layer)
-            if (order is None) != (other is None) or not np.array_equal(order, other):
+            if not _are_equal(order, other):
                 why = f"{first}, with which it is computed as one, has its inputs in another order"
                 raise self.refusal(layer, BadCodes(self.layout.order, why))
 
@@ -203,3 +203,9 @@ class StoredLayers:
             f"{self.folder}: {shown} cannot be used: {error}",
             field="model",
         )
+
+
+def _are_equal(order: NDArray[np.int64] | None, other: NDArray[np.int64] | None) -> bool:
+    if order is None or other is None:
+        return order is other
+    return np.array_equal(order, other)
