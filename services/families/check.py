@@ -6,6 +6,7 @@ from enum import Flag, auto
 from pathlib import Path
 
 from services.families import generic, registry
+from services.families.coded_tensors import require_coded_tensors
 from services.families.family import GENERIC_ENCODER, is_generic
 from services.families.narrow_attention import require_narrow
 from shared.ascend import is_310p
@@ -86,6 +87,8 @@ def require_servable(
         require_processor(folder)
     if Parts.WEIGHTS in parts:
         require_weights(folder)
+        with understood(folder):
+            require_coded_tensors(checkpoint, backend)
         require_computable(device, dtype)
         _require_device(checkpoint, resolve_device(device), quantization)
     return checkpoint

@@ -18,7 +18,9 @@ from shared.errors import InvalidRequest, NotFound
 from shared.text.cutting import cut
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
 
 _IDS = 1 << 31
 _SMALL_MODEL_PARAMETERS = 100_000_000
@@ -157,6 +159,11 @@ class Checkpoint:
     def dtype(self, name: str) -> str:
         """A tensor's element type as safetensors spells it ("F32", "BF16"), from the header."""
         return self._shard(name).dtype(name)
+
+    def whole_numbers(self, name: str) -> "NDArray[np.int64]":
+        """The content of a tensor of whole numbers."""
+        found: NDArray[np.int64] = self.tensor(name).flatten().long().numpy()
+        return found
 
     def nbytes(self, name: str) -> int:
         """Bytes of a tensor as it is stored, from the header."""

@@ -42,10 +42,11 @@ before pictures are seen: of GraniteDocling with `min_patches` 1 one that is a s
 _QUANTIZED = """
 ## Quantized checkpoints
 
-Files of these kinds are read for decoders marked *native*, as codes; the vision encoder's and the tables of tokens are
-numbers. `quantization_config` of config.json is checked before anything starts, tensors by `tessera check` and when a
-decoder begins to load; what is not read is refused by the name of the field or tensor. Codes, scales and zero points
-are taken over exactly. The tests have packers of their own; no released weights were loaded.
+Files of these kinds are read for decoders marked *native*, as codes; the vision encoder's and the tables of tokens
+are numbers. `quantization_config` of config.json is checked before anything starts, and so are the tensors: by the
+headers of the safetensors, and by the small ones among them that say groups and zero points. What is not read is
+refused by the name of the field or tensor. Codes, scales and zero points are taken over exactly. The tests have
+packers of their own, for the decoders of all text families that are ours; no released weights were loaded.
 
 | `quant_method` | read | refused |
 | --- | --- | --- |
@@ -53,13 +54,23 @@ are taken over exactly. The tests have packers of their own; no released weights
 | `gptq` | 4 and 8 bits, `checkpoint_format` gptq (zero points stored less one) and gptq_v2, `desc_act` with `g_idx` | \
 2 and 3 bits, Marlin's layout, `dynamic`, other zero points than the middle where `sym` is true |
 | `compressed-tensors` | `pack-quantized` of 4 and 8 bits, by group or channel, with zero points and `weight_g_idx`; \
-`int-quantized` of 8 bits, by tensor, channel or group | several schemes, sparsity, transforms, FP8, a quantized cache |
+`int-quantized` of 8 bits, by tensor, channel or group; `float-quantized` (e4m3), \
+by tensor, channel or block | several schemes, sparsity, transforms, a quantized cache |
+| `fp8` | e4m3, with `weight_block_size` (`weight_scale_inv`, as DeepSeek and Qwen3-FP8 have it) or \
+a `weight_scale` of the whole layer, `modules_to_not_convert` | e5m2, scales in 8 bits |
 | any other |  | all |
 
 Groups have to divide the inputs. Layers that are computed as one, such as queries, keys and values, have to be
 quantized alike, their inputs in one order. Activations are not quantized as `compressed-tensors` says: they keep more
-bits, so scales of activations are not read. Several ranks may cut inputs between groups alone; a layer whose inputs
-have an order of their own cannot be cut.
+bits, so scales of activations are not read. Numbers of 8 bits (e4m3) become what is stored times its scale, in the
+model's type: they take the memory of that, unless `--quantization` makes codes of them.
+
+Several ranks divide the inputs of the output layers of attention and MLP. A cut inside of a group makes groups of a
+half, a quarter and so on, down to 16 inputs, of the same scale; where an order (`g_idx`) scatters a rank's inputs
+over all groups, each group gets columns of zeros up to the size of the largest. Both keep the codes. What no such
+groups allow is refused by tensor, group and number of ranks.
+
+FastLLM's files (`tessera convert flm --keep-codes`) are served as `compressed-tensors` with zero points.
 
 """
 _SERVED = "served"

@@ -149,11 +149,31 @@ def test_an_order_is_kept_by_cuts_of_outputs_and_undone_by_whole_rows() -> None:
         (Form(group=128), [(0, 192)]),
         (Form(group=128), [(64, 192)]),
         (Form(group=32, zeros=True), [(0, 32), (48, 80)]),
+        (Form(bits=4, group=128, zeros=True), [(96, 384)]),
         (Form(bits=4, group=32, order=True), [(0, 192)]),
+        (Form(bits=8, group=64, order=True), [(7, 90), (200, 203)]),
     ],
     ids=str,
 )
-def test_a_cut_inside_a_group_is_refused(form: Form, ranges: list[tuple[int, int]]) -> None:
+def test_a_cut_inside_a_group_makes_smaller_groups(
+    form: Form, ranges: list[tuple[int, int]]
+) -> None:
+    weight = as_codes(form.make(OUT, INPUTS))
+    cut = require_equal(weight.shard("in", ranges))
+    assert cut.inputs == sum(last - first for first, last in ranges)
+    require_equal(weight.shard("in", ranges).shard("out", [(3, 9)]))
+
+
+@pytest.mark.parametrize(
+    "form, ranges",
+    [
+        (Form(group=128), [(0, 200)]),
+        (Form(group=32, zeros=True), [(0, 32), (56, 88)]),
+        (Form(bits=4, group=32), [(24, 192)]),
+    ],
+    ids=str,
+)
+def test_a_cut_that_no_groups_allow_is_refused(form: Form, ranges: list[tuple[int, int]]) -> None:
     codes = form.make(OUT, INPUTS)
     weight = as_codes(codes, name="layers.3.mlp.down_proj").shard("in", ranges)
     said = rf"layers\.3\.mlp\.down_proj .* inputs are cut inside a group of {form.group} "

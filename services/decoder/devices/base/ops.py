@@ -6,6 +6,7 @@ can do better; a fused op it leaves alone is made of the small ones here.
 
 from collections.abc import Iterable, Sequence
 from enum import Enum, auto
+from functools import partial
 from typing import final
 
 import torch
@@ -33,9 +34,8 @@ from services.decoder.steps.attention_meta import (
     PagedKV,
 )
 from services.decoder.steps.slot_state import LayerState, StateTensor
-from shared.weights.linear_weight import LinearWeight
+from shared.weights.linear_weight import Codes, LinearWeight
 from shared.weights.on_the_fly import quantize
-from shared.weights.quantized_weight import QuantizedWeight
 from shared.weights.scheme import HEAD, Scheme
 
 _NO_SEGMENTS = LayerSegments((), ())
@@ -124,15 +124,19 @@ class BaseOps:
     @final
     def _pack(self, weight: LinearWeight, use: Use) -> Packed:
         """Every `pack` comes here: codes as the device has them, else their numbers."""
-        codes = weight.quantized()
+        codes = weight.codes()
         if codes is None and self.scheme is not None and use is not Use.UNCHANGED:
-            codes = quantize(weight, HEAD if use is Use.HEAD else self.scheme)
+            codes = partial(quantize, weight, HEAD if use is Use.HEAD else self.scheme)
         if codes is None:
-            return self._pack_dense(weight.dense(self.dtype), weight.bias, use)
-        packed = self._pack_codes(codes, weight.bias, use)
+            return self._pack_numbers(weight, use)
+        packed = self._pack_codes(weight, codes, use)
         if packed is None:
-            packed = self._pack_dense(codes.dequantize(self.dtype), weight.bias, use)
+            packed = self._pack_dense(codes(None).dequantize(self.dtype), weight.bias, use)
         return packed
+
+    def _pack_numbers(self, weight: LinearWeight, use: Use) -> Packed:
+        """Of a weight that is not quantized."""
+        return self._pack_dense(weight.dense(self.dtype), weight.bias, use)
 
     def _pack_dense(self, weight: Tensor, bias: Tensor | None, use: Use) -> Packed:
         """[out, in] of the ops' type, and a bias [out] of any. Neither is kept, nor written to."""
@@ -141,8 +145,9 @@ class BaseOps:
             None if bias is None else bias.to(self.device, self.dtype, copy=True),
         )
 
-    def _pack_codes(self, weight: QuantizedWeight, bias: Tensor | None, use: Use) -> Packed | None:
-        """For a device that multiplies by codes; None for those of which it multiplies by numbers."""
+    def _pack_codes(self, weight: LinearWeight, codes: Codes, use: Use) -> Packed | None:
+        """For a device that multiplies by codes; None for those of which it multiplies by numbers. codes: of `weight`,
+        read when they are packed, a few outputs at a time."""
         return None
 
     def linear_float32(self, x: Tensor, packed: Packed) -> Tensor:

@@ -38,8 +38,7 @@ from shared.cpu_kernels.binding import Kernels
 from shared.cpu_kernels.host_memory import zeros_in_huge_pages
 from shared.cpu_kernels.packed_linear import TYPES, PackedLinear
 from shared.cpu_kernels.shortlist import Shortlist
-from shared.weights.linear_weight import LinearWeight
-from shared.weights.quantized_weight import QuantizedWeight
+from shared.weights.linear_weight import Codes, LinearWeight
 from shared.weights.scheme import HEAD
 
 log = structlog.get_logger(__name__)
@@ -90,13 +89,35 @@ class CpuOps(BaseOps):
             log.info("sketch of the output matrix", mb=sketch.num_bytes >> 20)
         return _PackedPanels(layer.panels, layer.bias, layer, sketch)
 
-    def _pack_codes(self, weight: QuantizedWeight, bias: Tensor | None, use: Use) -> Packed | None:
-        """In panels of outputs, too; see `cpu_kernels/quantized_linear.h`. An output matrix has no sketch: it is as
-        small as one."""
-        if not quantized_linear.can_pack(weight):
-            return None
+    def _pack_numbers(self, weight: LinearWeight, use: Use) -> Packed:
+        """A few panels at a time; of an output matrix, which has a sketch, all at once."""
+        if use is Use.HEAD and weight.bias is None:
+            return super()._pack_numbers(weight, use)
+        layer = packed_linear.pack_parts(
+            self._kernels,
+            lambda rows: weight.select(rows, None, self.dtype),
+            (weight.out, weight.inputs),
+            self.dtype,
+            weight.bias,
+            _EPILOGUES[use],
+        )
+        return _PackedPanels(layer.panels, layer.bias, layer)
+
+    def _pack_codes(self, weight: LinearWeight, codes: Codes, use: Use) -> Packed | None:
+        """In panels of outputs, too, a few at a time; see `cpu_kernels/quantized_linear.h`. An output matrix has no
+        sketch: it is as small as one."""
         digits = self.scheme.digits if self.scheme and use is not Use.HEAD else HEAD.digits
-        layer = quantized_linear.pack(self._kernels, weight, bias, _EPILOGUES[use], digits=digits)
+        layer = quantized_linear.pack_parts(
+            self._kernels,
+            codes,
+            weight.out,
+            weight.inputs,
+            weight.bias,
+            _EPILOGUES[use],
+            digits=digits,
+        )
+        if layer is None:
+            return None
         self.coded_layers += 1
         self.coded_bytes += layer.num_bytes
         return _PackedPanels(layer.panels, layer.bias, layer)
