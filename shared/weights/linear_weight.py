@@ -13,8 +13,8 @@ from shared.weights.quantized_weight import (
     NotAsCodes,
     Numbers,
     QuantizedWeight,
-    stacked,
 )
+from shared.weights.stacked_codes import stacked
 
 Axis = Literal["out", "in"]
 Range = tuple[int, int]  # [first, last)
