@@ -36,6 +36,7 @@ _NEEDED = ("PATH", "HOME", "LANG", "LC_", "LD_", "PYTHON", "TMPDIR", "TZ", "HF_H
 VISIBLE_NPUS = "ASCEND_RT_VISIBLE_DEVICES"
 DEMO_MODEL = Path(__file__).parent / "demo_model" / "checkpoint"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
+_GGUF = ".gguf"
 
 
 # Settings that hold keys or passwords: no representation and no message has their values.
@@ -317,18 +318,20 @@ def _explain(error: ValidationError) -> str:
 
 
 def default_model_name(model: Path) -> str:
-    """A checkpoint folder's name, or the whole name of a model on the hub; the demo model has one of its own."""
+    """A checkpoint folder's name, that of a GGUF file without its ending, or the whole name of a model on the hub; the
+    demo model has one of its own."""
     if model.resolve() == DEMO_MODEL.resolve():
         return "tessera-demo"
-    return hub_name(model) or model.resolve().name
+    return hub_name(model) or model.resolve().name.removesuffix(_GGUF)
 
 
 def hub_name(model: Path) -> str:
     """The name on the Hugging Face hub that `--model` means, such as "Qwen/Qwen2.5-VL-3B-Instruct"; empty for a
-    folder, which goes first.
+    folder, which goes first, and for a GGUF file.
     """
     name = model.as_posix()
-    return name if _HUB_NAME.fullmatch(name) and not model.exists() else ""
+    is_name = _HUB_NAME.fullmatch(name) and not name.endswith(_GGUF)
+    return name if is_name and not model.exists() else ""
 
 
 def child_environment(*without: str, **changes: str) -> dict[str, str]:

@@ -45,7 +45,7 @@ def require_servable(
     backend: ModelBackend = ModelBackend.AUTO,
     trust_remote_code: bool | None = None,
     family: str = "",
-    quantization: str = scheme.NONE,
+    quantization: str = scheme.AUTO,
 ) -> Checkpoint:
     """The checkpoint, if it can be served on `device` in `dtype` by the code of `backend`, as `family` where that is
     given, its decoder quantized when it is loaded as `quantization` says. `trust_remote_code` is None for services that
@@ -96,7 +96,7 @@ def require_servable(
 
 def _require_device(checkpoint: Checkpoint, device: str, quantization: str) -> None:
     """Raises InvalidRequest for what only some devices compute."""
-    if quantization != scheme.NONE and device != "cpu":
+    if scheme.makes_codes(quantization) and device != "cpu":
         raise scheme.refused(
             quantization, f"it is for the CPU, and not for {device}; leave the flag away"
         )

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from shared.bounded_file import OutOfBounds, bounds_of, read_value
 from shared.checkpoint.config_bounds import out_of_bounds
-from shared.checkpoint.files import INDEXES, SINGLES, find_weights
+from shared.checkpoint.files import GGUF, INDEXES, SINGLES, find_weights
+from shared.checkpoint.gguf.block_types import CODED
 from shared.checkpoint.tensor_file import TensorFile, open_tensors
 from shared.devices import default_dtype
 from shared.errors import InvalidRequest, NotFound
@@ -167,7 +168,20 @@ class Checkpoint:
 
     def nbytes(self, name: str) -> int:
         """Bytes of a tensor as it is stored, from the header."""
-        return math.prod(self.shape(name)) * _BYTES.get(self.dtype(name), 1)
+        numbers, kind = math.prod(self.shape(name)), self.dtype(name)
+        if (block := CODED.get(kind)) is not None:
+            return numbers // block.elements * block.nbytes
+        return numbers * _BYTES.get(kind, 1)
+
+    def order(self, name: str) -> Sequence[int] | None:
+        """Which stored row each row of a tensor is; None where they lie as they are counted."""
+        return self._shard(name).order(name)
+
+    @cached_property
+    def is_gguf(self) -> bool:
+        """Whether its tensors are those of a GGUF file, each in a type of its own."""
+        weights = find_weights(self.folder)
+        return weights is not None and weights.name == GGUF
 
     @cached_property
     def is_small(self) -> bool:

@@ -13,7 +13,7 @@ from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 from shared.text.cutting import cut
 
-AWQ, GPTQ, PACKED, BYTES = "awq", "gptq", "pack-quantized", "int-quantized"
+GGUF, AWQ, GPTQ, PACKED, BYTES = "gguf", "awq", "gptq", "pack-quantized", "int-quantized"
 FLOAT8 = "float-quantized"
 _COMPRESSED = "compressed-tensors"
 _KEYS = ("quantization_config", "compression_config")
@@ -74,6 +74,8 @@ def read_stored_codes(checkpoint: Checkpoint) -> StoredCodes | None:
     key, found = said
     method = str(found.get("quant_method")) if isinstance(found, Mapping) else str(found)
     fields = _Fields(checkpoint, key, method, found if isinstance(found, Mapping) else {})
+    if method == GGUF and checkpoint.is_gguf:
+        return None  # each tensor says how it is stored
     if method == AWQ:
         return _awq(fields)
     if method == GPTQ:

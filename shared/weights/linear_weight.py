@@ -13,9 +13,8 @@ from shared.weights.quantized_weight import (
     NotAsCodes,
     Numbers,
     QuantizedWeight,
-    require_alike,
-    stacked,
 )
+from shared.weights.stacked_codes import require_alike, stacked
 
 Axis = Literal["out", "in"]
 Range = tuple[int, int]  # [first, last)
@@ -153,6 +152,7 @@ class CodedWeight(LinearWeight):
         """read: gives some outputs that follow each other, each time it is called."""
         super().__init__(name, out, inputs, bias)
         self._read = read
+        self._none: QuantizedWeight | None = None
 
     @property
     def is_coded(self) -> bool:
@@ -170,6 +170,11 @@ class CodedWeight(LinearWeight):
         return found if columns is None else found.select_inputs(columns)
 
     def _rows(self, rows: Places) -> QuantizedWeight:
+        if rows is not None and len(rows) == 0:
+            # Read once: a row of some formats lies in all pages of the tensor.
+            if self._none is None:
+                self._none = self._read(slice(0, 1)).outputs_between(slice(0, 0))
+            return self._none
         runs, order = _runs(rows, self.out)
         found = stacked([self._read(run) for run in runs])
         return found if order is None else found.outputs(order.numpy())
@@ -222,8 +227,8 @@ class StackedWeight(LinearWeight):
                 places = np.flatnonzero((rows >= first) & (rows < first + part.out))
                 mine = rows[places] - first
                 at.append(places)
-            if mine is None or len(mine):
-                found.append(part.select_quantized(mine, columns))
+            # Of a part without such rows none: its form is one that all have.
+            found.append(part.select_quantized(mine, columns))
             first += part.out
         codes = [part for part in found if part is not None]
         if not codes:

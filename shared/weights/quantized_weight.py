@@ -1,6 +1,5 @@
 """A linear layer's weight as codes of 8 or 4 bits: what they mean, and the selections of them that stay codes."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -295,38 +294,3 @@ class QuantizedWeight:
             return None
         zero = 2 ** (self.bits - 1) if self.codebook is None else self.codebook.index(0)
         return torch.tensor(zero, dtype=torch.uint8).expand(1, self.scales.shape[1])
-
-
-def stacked(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
-    """The outputs of several weights of the same inputs, one below the other. Raises NotAsCodes for weights that are
-    quantized in different ways."""
-    first = parts[0]
-    if len(parts) == 1:
-        return first
-    for part in parts[1:]:
-        require_alike(first, part)
-
-    def joined(tensors: Sequence[Tensor | None]) -> Tensor | None:
-        there = [tensor for tensor in tensors if tensor is not None]
-        return torch.cat(there) if there else None  # of several types the wider one
-
-    scales = joined([part.scales for part in parts])
-    assert scales is not None
-    return replace(
-        first,
-        codes=torch.cat([part.codes for part in parts]),
-        scales=scales,
-        zeros=joined([part.zeros for part in parts]),
-        minima=joined([part.minima for part in parts]),
-    )
-
-
-def require_alike(first: QuantizedWeight, other: QuantizedWeight) -> None:
-    """Raises NotAsCodes for weights of the same inputs that cannot be one."""
-    if (other.bits, other.group, other.codebook) != (first.bits, first.group, first.codebook) or (
-        (other.zeros is None, other.minima is None) != (first.zeros is None, first.minima is None)
-    ):
-        raise NotAsCodes("layers that are computed as one are quantized in different ways")
-    orders = [part.order for part in (first, other) if part.order is not None]
-    if len(orders) == 1 or (orders and not torch.equal(*orders)):
-        raise NotAsCodes("layers that are computed as one have their inputs in different orders")

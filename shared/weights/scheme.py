@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from shared.errors import InvalidRequest
 
-NONE = "none"
+AUTO, NONE = "auto", "none"  # weights as a checkpoint has them, and all of them as numbers
 
 
 @dataclass(frozen=True)
@@ -33,18 +33,23 @@ SCHEMES = {
 
 
 def find_scheme(name: str) -> Scheme | None:
-    """None for "none". Raises InvalidRequest for a scheme that is not known."""
-    if name == NONE:
+    """None where nothing is quantized. Raises InvalidRequest for a scheme that is not known."""
+    if not makes_codes(name):
         return None
     if name not in SCHEMES:
-        raise refused(name, f"it may be {', '.join((NONE, *SCHEMES))}")
+        raise refused(name, f"it may be {', '.join((AUTO, NONE, *SCHEMES))}")
     return SCHEMES[name]
 
 
+def makes_codes(name: str) -> bool:
+    """Whether codes are made of weights that are stored as numbers."""
+    return name not in (AUTO, NONE)
+
+
 def refuse_for_transformers(name: str, kind: str) -> None:
-    """Raises InvalidRequest unless the name is "none": for a model of this kind whose layers the code of transformers
+    """Raises InvalidRequest for a name that makes codes: for a model of this kind whose layers the code of transformers
     runs."""
-    if name != NONE:
+    if makes_codes(name):
         raise refused(
             name, f"the code of transformers runs the layers of {kind}; leave the flag away"
         )

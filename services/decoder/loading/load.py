@@ -48,9 +48,17 @@ from shared.checkpoint.content import content_digest
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 from shared.lora.modules import open_modules
+from shared.model_config.quantization import quantization_said
 from shared.served_part import ServedPart
 from shared.torch_device import torch_device
-from shared.weights.scheme import NONE, SCHEMES, find_scheme, refuse_for_transformers
+from shared.weights.scheme import (
+    AUTO,
+    NONE,
+    SCHEMES,
+    find_scheme,
+    makes_codes,
+    refuse_for_transformers,
+)
 
 log = structlog.get_logger(__name__)
 
@@ -172,6 +180,7 @@ def load_rank(
     require_graphs(settings.graphs, device)
     device.require_scheme(settings.quantization)
     device.ops.scheme = find_scheme(settings.quantization)
+    device.ops.keeps_codes = settings.quantization != NONE
     if not settings.kv_cache_memory_bytes:
         device.require_free(settings.gpu_memory_utilization, settings.memory_sharers)
     longest = require_length(settings.max_model_len or sizes.max_position_embeddings)
@@ -273,7 +282,7 @@ def _content(checkpoint: Checkpoint) -> bytes:
 
 
 def fingerprint(
-    checkpoint: Checkpoint, dtype: torch.dtype, code: str, ranks: int = 1, quantization: str = NONE
+    checkpoint: Checkpoint, dtype: torch.dtype, code: str, ranks: int = 1, quantization: str = AUTO
 ) -> bytes:
     """16 bytes over configuration, names of weights, element type, whose code runs the layers, in how many summands
     their results are computed, and how weights are quantized when they are loaded. What a configuration says of its own
@@ -285,7 +294,9 @@ def fingerprint(
         code,
         ranks,
     ]
-    if quantization != NONE:
+    if quantization == NONE and quantization_said(checkpoint) is not None:
+        depends.append("numbers")
+    if makes_codes(quantization):
         scheme = SCHEMES[quantization]
         depends.append([scheme.bits, scheme.group, scheme.digits])
     canonical = json.dumps(depends, sort_keys=True)

@@ -211,7 +211,7 @@ class Device(ABC):
 
     def require_scheme(self, name: str) -> None:
         """Raises InvalidRequest unless `--quantization` may say this here."""
-        if name != scheme.NONE:
+        if scheme.makes_codes(name):
             raise scheme.refused(
                 name, f"on {self.name} no kernels multiply with codes; leave the flag away"
             )

@@ -34,6 +34,7 @@ from services.decoder.steps.attention_meta import (
     PagedKV,
 )
 from services.decoder.steps.slot_state import LayerState, StateTensor
+from shared.weights.coded_rows import CodedRows, Table
 from shared.weights.linear_weight import Codes, LinearWeight
 from shared.weights.on_the_fly import quantize
 from shared.weights.scheme import HEAD, Scheme
@@ -63,6 +64,8 @@ class BaseOps:
     ranks: RankGroup | None = None
     # How weights that are stored as numbers are quantized when they are packed; None: not at all.
     scheme: Scheme | None = None
+    # Whether weights that are stored as codes are packed as codes, or as the numbers that these stand for.
+    keeps_codes = True
     # Layers that were packed as codes, and what they take.
     coded_layers = 0
     coded_bytes = 0
@@ -124,7 +127,7 @@ class BaseOps:
     @final
     def _pack(self, weight: LinearWeight, use: Use) -> Packed:
         """Every `pack` comes here: codes as the device has them, else their numbers."""
-        codes = weight.codes()
+        codes = weight.codes() if self.keeps_codes else None
         if codes is None and self.scheme is not None and use is not Use.UNCHANGED:
             codes = partial(quantize, weight, HEAD if use is Use.HEAD else self.scheme)
         if codes is None:
@@ -195,12 +198,17 @@ class BaseOps:
 
     # Small ops
 
-    def embedding_table(self, table: Tensor) -> Tensor:
-        """Takes over the token embedding [vocabulary, H]: on the device, rows as they are."""
+    def embedding_table(self, table: Table) -> Table:
+        """Takes over the token embedding [vocabulary, H]: on the device, rows as they are; codes stay codes where that
+        is this machine's memory."""
+        if isinstance(table, CodedRows):
+            return table if self.device.type == "cpu" else table.dense(self.dtype).to(self.device)
         return table.to(self.device)
 
-    def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
+    def embedding(self, ids: Tensor, table: Table) -> Tensor:
         """Rows [T, H] of what `embedding_table` returned, in the model's type."""
+        if isinstance(table, CodedRows):
+            return table.rows(ids).to(self.dtype)
         return F.embedding(ids, table).to(self.device, self.dtype)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

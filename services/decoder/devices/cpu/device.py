@@ -69,7 +69,7 @@ class CpuDevice(Device):
 
     def require_scheme(self, name: str) -> None:
         """Any, where the kernels compute."""
-        if name != scheme.NONE and not isinstance(self.ops, CpuOps):
+        if scheme.makes_codes(name) and not isinstance(self.ops, CpuOps):
             raise scheme.refused(
                 name,
                 "the CPU kernels are needed, and torch does their work here; install a C++ compiler",

@@ -37,6 +37,7 @@ from services.decoder.devices.npu.telling_experts import experts_error, routing_
 from services.decoder.devices.npu.telling_rows import write_error
 from services.decoder.steps.attention_meta import AttnMeta, KVSpec, Packed, PagedKV
 from shared.ascend import atb_fault
+from shared.weights.coded_rows import CodedRows, Table
 from shared.weights.linear_weight import LinearWeight
 
 _WIDEST_ROTATION = 896  # elements of a head, from which on the operator refuses
@@ -110,9 +111,10 @@ class NpuOps(BaseOps):
         values = logits.amax(-1)
         return (logits == values[:, None]).float().argmax(-1), values
 
-    def embedding_table(self, table: Tensor) -> Tensor:
+    def embedding_table(self, table: Table) -> Tensor:
         """In the model's type, so that rows need no conversion."""
-        return table.to(self.dtype).to(self.device)
+        numbers = table.dense(self.dtype) if isinstance(table, CodedRows) else table.to(self.dtype)
+        return numbers.to(self.device)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """[rows, H]."""
