@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ from shared.weights.linear_weight import (
     in_memory,
 )
 from shared.weights.quantized_weight import QuantizedWeight
+from shared.weights.stacked_codes import require_alike
 from tests.support.decoder.coded_weights import FORMS, Form
 
 OUT, INPUTS = 24, 384
@@ -199,8 +201,15 @@ def test_layers_that_are_one_get_one_form() -> None:
     for first in forms:
         for second in forms:
             parts = [form.make(24, 128, seed) for seed, form in enumerate((first, second))]
-            found = StackedWeight([as_codes(part) for part in parts]).quantized()
-            assert found is not None
+            weight = StackedWeight([as_codes(part) for part in parts])
+            found, read = weight.quantized(), weight.codes()
+            assert found is not None and read is not None
+            # Read in parts, of which some have outputs of one layer alone, it has the same form.
+            for rows in np.array_split(np.arange(48), 5):
+                some = read(rows)
+                require_alike(found, some)
+                expected = found.dequantize(torch.float32)[torch.from_numpy(rows)]
+                assert torch.equal(some.dequantize(torch.float32), expected)
             expected = torch.cat([part.dequantize(torch.float32) for part in parts])
             if first.minima == second.minima:
                 assert torch.equal(found.dequantize(torch.float32), expected)
