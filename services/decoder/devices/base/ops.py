@@ -63,8 +63,9 @@ class BaseOps:
     ranks: RankGroup | None = None
     # How weights that are stored as numbers are quantized when they are packed; None: not at all.
     scheme: Scheme | None = None
-    # Layers that were packed as codes, and what they take.
+    # Layers that were packed as codes, how many weights they have, and what they take.
     coded_layers = 0
+    coded_weights = 0
     coded_bytes = 0
 
     def __init__(self, device: torch.device, dtype: torch.dtype, block_size: int = 16) -> None:

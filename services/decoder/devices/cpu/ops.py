@@ -98,6 +98,7 @@ class CpuOps(BaseOps):
         digits = self.scheme.digits if self.scheme and use is not Use.HEAD else HEAD.digits
         layer = quantized_linear.pack(self._kernels, weight, bias, _EPILOGUES[use], digits=digits)
         self.coded_layers += 1
+        self.coded_weights += weight.codes.shape[0] * weight.inputs
         self.coded_bytes += layer.num_bytes
         return _PackedPanels(layer.panels, layer.bias, layer)
 
