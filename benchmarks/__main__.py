@@ -38,6 +38,7 @@ MEASUREMENTS = {
     "benchmarks.quality": {
         "quality": "what each quantization costs: divergence of next tokens from float32",
         "codes": "ways of making codes of 4 bits, by the same measure",
+        "outliers": "how uneven a model's channels are, which makes it hard to quantize",
         "answers": "right answers of the demo model with each quantization, through all services",
     },
     "benchmarks": {

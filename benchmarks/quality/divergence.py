@@ -28,10 +28,11 @@ def divergence(
     for text, p, q in zip(texts, reference, found, strict=True):
         # Vocabularies may be padded, by each in its own way.
         size = min(p.shape[1], q.shape[1])
-        p, q = p[:, :size], q[:, :size]
-        kls.append((p.double().exp() * (p.double() - q.double())).sum(-1))
+        # In float64 their sums are 1, so that no divergence is negative but by rounding.
+        p, q = (one[:, :size].double().log_softmax(-1) for one in (p, q))
+        kls.append((p.exp() * (p - q)).sum(-1).clamp(min=0))
         same.append(p.argmax(-1) == q.argmax(-1))
-        losses.append(-q.gather(1, torch.tensor(list(text[1:]))[:, None])[:, 0].double())
+        losses.append(-q.gather(1, torch.tensor(list(text[1:]))[:, None])[:, 0])
     kl = torch.cat(kls)
     return Divergence(
         kl.mean().item(),

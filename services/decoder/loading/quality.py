@@ -12,6 +12,7 @@ import structlog
 from services.decoder.devices.base.ops import BaseOps
 from shared.bounded_file import read_value
 from shared.checkpoint.folder import Checkpoint
+from shared.settings import DEMO_MODEL
 from shared.text.cutting import cut
 from shared.weights.scheme import SMALL
 
@@ -59,7 +60,7 @@ def read_quality(folder: Path, content: bytes) -> Quality | None:
 
 def tell_codes(checkpoint: Checkpoint, quantization: str, ops: BaseOps, content: bytes) -> None:
     """Logs which layers were packed as codes, what they take and took, and what that costs: the divergence that was
-    measured with this checkpoint.
+    measured with this checkpoint, and of 4 bits in a small model at least the demo model's.
 
     content: see `Quality`; empty where another rank tells this.
     """
@@ -79,10 +80,20 @@ def tell_codes(checkpoint: Checkpoint, quantization: str, ops: BaseOps, content:
         told["kl"] = known[quantization]
     log.info("quantized weights", scheme=quantization, group=ops.scheme.group or "row", **told)
     if ops.scheme.bits == 4 and checkpoint.num_parameters < SMALL and content:
+        compared = {} if "kl" in told else {"kl_of_demo_model": _of_demo_model(quantization)}
         log.warning(
             "weights of 4 bits change answers of so small a model; int8 and calibrated codes do less",
             parameters_m=round(checkpoint.num_parameters / 1e6),
+            **compared,
         )
+
+
+def _of_demo_model(quantization: str) -> float | None:
+    """Of 7 million parameters. None where its folder lacks the figure."""
+    try:
+        return float(read_value(DEMO_MODEL / FILE)["kl"][quantization])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
 
 
 def _megabytes(size: int) -> float:
