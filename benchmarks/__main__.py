@@ -35,6 +35,12 @@ MEASUREMENTS = {
         "goodput": "answers in time when more is asked than can be done: the whole system in virtual time",
         "scheduler_process": "microseconds of a step in a scheduler process with gRPC and Redis",
     },
+    "benchmarks.quality": {
+        "quality": "what each quantization costs: divergence of next tokens from float32",
+        "codes": "ways of making codes of 4 bits, by the same measure",
+        "outliers": "how uneven a model's channels are, which makes it hard to quantize",
+        "answers": "right answers of the demo model with each quantization, through all services",
+    },
     "benchmarks": {
         "simulator": "the real core and router against simulated decoders: a thousand of them, a million requests",
     },

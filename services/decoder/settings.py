@@ -61,9 +61,9 @@ class DecoderOptions(ComputeSettings, LoraSettings, ModelLengthSettings, Profile
         "auto",
         description="How the decoder's linear layers are quantized at loading, on the CPU: auto leaves them as"
         " they are stored, none makes numbers of codes too, int8 has one scale for each output, int8g128 one for each"
-        " 128 inputs; int4 one with a zero point for each 64 inputs, or for as many as are named. Activations have 14"
-        " bits, and 8 with int8-fast, which has groups of 128 inputs. The output matrix always has int8. Layers that a"
-        " checkpoint has as codes stay as they are unless this is none.",
+        " 128 inputs; int4 one with a zero point for each 64 inputs, 32 in models below 1 billion parameters, or for as"
+        " many as are named. Activations have 14 bits, and 8 with int8-fast, which has groups of 128 inputs. The output"
+        " matrix always has int8. Layers that a checkpoint has as codes stay as they are unless this is none.",
     )
     trust_remote_code: bool = Field(
         False, description="Run model code that the checkpoint brings, where transformers has none."

@@ -186,7 +186,12 @@ class Checkpoint:
     @cached_property
     def is_small(self) -> bool:
         """Fewer than 100 million parameters: quick in any type, and with one thread."""
-        return sum(map(self._count, self.names())) < _SMALL_MODEL_PARAMETERS
+        return self.num_parameters < _SMALL_MODEL_PARAMETERS
+
+    @cached_property
+    def num_parameters(self) -> int:
+        """Numbers of all tensors; of codes, those that they stand for."""
+        return sum(map(self._count, self.names()))
 
     def default_dtype(self, device: str) -> str:
         """What `--dtype auto` means on `device`: "float32", "bfloat16" or "float16".

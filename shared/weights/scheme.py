@@ -1,6 +1,6 @@
 """How weights are quantized when a model is loaded: what `--quantization` may say. Without torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shared.errors import InvalidRequest
 
@@ -19,6 +19,8 @@ class Scheme:
 
 _FAST_GROUP = 128  # of activations of 8 bits, too: for whole rows they are too coarse
 _INT4_GROUP = 64
+_INT4_GROUP_OF_SMALL = 32  # of models that have little to spare
+SMALL = 1_000_000_000  # parameters; below, 4 bits without calibration are seen in answers
 HEAD = Scheme(8, 0, 2)  # of the output matrix, whatever the scheme: it decides about tokens
 SCHEMES = {
     "int8": HEAD,
@@ -32,12 +34,15 @@ SCHEMES = {
 }
 
 
-def find_scheme(name: str) -> Scheme | None:
-    """None where nothing is quantized. Raises InvalidRequest for a scheme that is not known."""
+def find_scheme(name: str, parameters: int) -> Scheme | None:
+    """None where nothing is quantized. `parameters`: how many the model has; "int4" is in smaller groups where these are
+    few. Raises InvalidRequest for a scheme that is not known."""
     if not makes_codes(name):
         return None
     if name not in SCHEMES:
         raise refused(name, f"it may be {', '.join((AUTO, NONE, *SCHEMES))}")
+    if name == "int4" and parameters < SMALL:
+        return replace(SCHEMES[name], group=_INT4_GROUP_OF_SMALL)
     return SCHEMES[name]
 
 

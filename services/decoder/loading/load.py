@@ -21,6 +21,7 @@ from services.decoder.loading.adapters import adapter_reader
 from services.decoder.loading.graphs import find_graphs, graph_bytes, require_graphs
 from services.decoder.loading.limits import find_limits
 from services.decoder.loading.profile_run import Profile, profile
+from services.decoder.loading.quality import tell_codes
 from services.decoder.loading.step_size import step_size
 from services.decoder.loading.warm_up import warm_up
 from services.decoder.media.embeddings import Embeddings
@@ -51,14 +52,7 @@ from shared.lora.modules import open_modules
 from shared.model_config.quantization import quantization_said
 from shared.served_part import ServedPart
 from shared.torch_device import torch_device
-from shared.weights.scheme import (
-    AUTO,
-    NONE,
-    SCHEMES,
-    find_scheme,
-    makes_codes,
-    refuse_for_transformers,
-)
+from shared.weights.scheme import AUTO, NONE, find_scheme, refuse_for_transformers
 
 log = structlog.get_logger(__name__)
 
@@ -179,7 +173,7 @@ def load_rank(
     )
     require_graphs(settings.graphs, device)
     device.require_scheme(settings.quantization)
-    device.ops.scheme = find_scheme(settings.quantization)
+    device.ops.scheme = find_scheme(settings.quantization, checkpoint.num_parameters)
     device.ops.keeps_codes = settings.quantization != NONE
     if not settings.kv_cache_memory_bytes:
         device.require_free(settings.gpu_memory_utilization, settings.memory_sharers)
@@ -200,19 +194,13 @@ def load_rank(
         given = settings.lora_modules, settings.model_name, settings.max_lora_rank, settings.model
         model.load_adapters(checkpoint, open_modules(*given).adapters)
         planned = _planned_adapters(settings, model, checkpoint, device)
-        if device.ops.coded_layers:
-            log.info(
-                "quantized weights",
-                scheme=settings.quantization if device.ops.scheme else "of the checkpoint",
-                layers=device.ops.coded_layers,
-                mb=device.ops.coded_bytes >> 20,
-            )
         if device.ops.ranks is not None:
             device.ops.ranks.settle()
         spec = cache_spec(model.layers)
         model.needs.require_state(not spec.is_paged_alone)
         # The first rank alone says hello. What was just read is read again, most of it from memory.
         content = b"" if place.rank else _content(checkpoint)
+        tell_codes(checkpoint, settings.quantization, device.ops, content)
         checkpoint.close()
         slots = settings.max_num_seqs
         tokens = settings.max_num_batched_tokens or device.default_batched_tokens
@@ -296,8 +284,8 @@ def fingerprint(
     ]
     if quantization == NONE and quantization_said(checkpoint) is not None:
         depends.append("numbers")
-    if makes_codes(quantization):
-        scheme = SCHEMES[quantization]
+    scheme = find_scheme(quantization, checkpoint.num_parameters)
+    if scheme is not None:
         depends.append([scheme.bits, scheme.group, scheme.digits])
     canonical = json.dumps(depends, sort_keys=True)
     return hashlib.blake2b(canonical.encode(), digest_size=16).digest()

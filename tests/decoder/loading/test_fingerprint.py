@@ -39,5 +39,5 @@ def test_decoders_that_quantize_in_different_ways_do_not_go_on_with_each_others_
         name: fingerprint(checkpoint, torch.float32, "native", quantization=name) for name in names
     }
     assert found[NONE] == fingerprint(checkpoint, torch.float32, "native")
-    assert found["int4"] == found["int4g64"]  # two names of one scheme
+    assert found["int4"] == found["int4g32"]  # two names of one scheme, for so small a model
     assert len(set(found.values())) == len(names) - 1

@@ -15,7 +15,7 @@ from services.families.division import require_divisible
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 from shared.model_backends import ModelBackend
-from shared.weights.scheme import find_scheme
+from shared.weights.scheme import SMALL, find_scheme
 from tests.decoder.ranks.test_shares import LONGEST, Answer
 from tests.support.checkpoints import make_checkpoint
 from tests.support.checkpoints.coded import Coded, write_coded
@@ -46,7 +46,7 @@ WAYS = [
 def answer(folder: Path, quantization: str, ranks: RankGroup | None = None) -> Answer:
     ops = CpuOps(torch.float32, open_kernels(RUNNABLE[0], 1))
     ops.ranks, ops.share = ranks, Share() if ranks is None else ranks.share
-    ops.scheme = find_scheme(quantization)
+    ops.scheme = find_scheme(quantization, SMALL)
     found = Answer(Llama.load(Checkpoint(folder), ops, LONGEST), ops)
     assert ops.coded_layers >= 8  # and none became numbers
     return found
@@ -72,7 +72,7 @@ def test_ranks_of_stored_codes_say_what_one_says(tmp_path: Path, how: Coded) -> 
     checkpoint = require_servable(tmp_path / "coded", parts=Parts.WEIGHTS, device="cpu")
     assert require_divisible(checkpoint, 2, ModelBackend.AUTO)
     # The same codes; activations of 14 bits have other steps where groups are others.
-    assert divergence(tmp_path / "coded", "none") < 1e-5
+    assert divergence(tmp_path / "coded", "auto") < 1e-5
 
 
 @pytest.mark.parametrize(

@@ -66,8 +66,9 @@ class BaseOps:
     scheme: Scheme | None = None
     # Whether weights that are stored as codes are packed as codes, or as the numbers that these stand for.
     keeps_codes = True
-    # Layers that were packed as codes, and what they take.
+    # Layers that were packed as codes, how many weights they have, and what they take.
     coded_layers = 0
+    coded_weights = 0
     coded_bytes = 0
 
     def __init__(self, device: torch.device, dtype: torch.dtype, block_size: int = 16) -> None:

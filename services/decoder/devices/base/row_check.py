@@ -26,14 +26,15 @@ def rows_are_equal(ops: BaseOps) -> bool:
     """True if linear layers and attention give equal rows in batches of several sizes. Where some layers are codes,
     those of every form are tried."""
     generator = torch.Generator().manual_seed(0)
-    counted = ops.coded_layers, ops.coded_bytes  # of the model, not of what is tried
+    # Of the model, not of what is tried.
+    counted = ops.coded_layers, ops.coded_weights, ops.coded_bytes
     with torch.inference_mode():
         linear = all(
             _linear_holds(ops, generator, weight)
             for sizes in _SIZES
             for weight in _weights(ops, generator, *sizes)
         )
-        ops.coded_layers, ops.coded_bytes = counted
+        ops.coded_layers, ops.coded_weights, ops.coded_bytes = counted
         return linear and _attention_holds(ops, generator)
 
 

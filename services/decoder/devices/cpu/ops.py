@@ -119,6 +119,7 @@ class CpuOps(BaseOps):
         if layer is None:
             return None
         self.coded_layers += 1
+        self.coded_weights += weight.out * weight.inputs
         self.coded_bytes += layer.num_bytes
         return _PackedPanels(layer.panels, layer.bias, layer)
 
