@@ -38,6 +38,7 @@ from services.gateway.telemetry.metrics import Metrics
 from services.gateway.telemetry.reporter import Reporter
 from services.gateway.telemetry.request_timelines import RequestTimelines
 from services.gateway.telemetry.served_parts import ServedParts
+from services.gateway.telemetry.trace_export import exporting_traces
 from services.gateway.timings import Timings
 from shared.errors import Precondition
 from shared.lora.adapter_file import ADAPTER_FILE
@@ -122,6 +123,7 @@ async def open_parts(
             Follower(queue, TokenChannel(redis, keys), slices, timings)
         )
         await stack.enter_async_context(TenantWeights(queue, weights))
+        sampler = await stack.enter_async_context(exporting_traces(timeline_store))
         pool = PreprocessPool(directories["preprocess"], message_limit(settings), timings)
         stack.push_async_callback(pool.close)
         registry = AdapterRegistry(redis, keys)
@@ -158,6 +160,7 @@ async def open_parts(
             timelines,
             timings=timings,
             shares_prefixes=settings.share_prefix_cache or not settings.api_keys,
+            sampler=sampler,
         )
         body_limits = BodyLimits(settings.max_body_bytes, settings.request_body_timeout, budget)
         answer_limits = AnswerLimits(settings.max_answer_bytes, settings.max_answer_bytes_in_flight)
