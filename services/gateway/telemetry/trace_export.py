@@ -26,7 +26,7 @@ _LOOK_S = 1.0
 _AT_ONCE = 64
 _TRIES = 4
 _BACKOFF = Backoff(first_s=0.5, longest_s=4.0)
-_EXTRA = "pip install 'tessera-serve[otel]'"
+_EXTRA = "pip install -c constraints.txt -e '.[otel]'"
 
 
 @contextlib.asynccontextmanager
