@@ -12,6 +12,8 @@ from typing import Any
 
 from shared.environment import monotonic
 
+# Made once: each `json.dumps` with separators makes one anew.
+_encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 # Of one request between two writes, and of all requests while Redis is away.
 _MOST_OF_ONE = 200
 _MOST = 20_000
@@ -128,4 +130,4 @@ class Timelines:
             "left_out": left_out,
             "spans": rows,
         }
-        return json.dumps(chunk, separators=(",", ":")).encode()
+        return _encode(chunk).encode()

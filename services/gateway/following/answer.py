@@ -299,14 +299,14 @@ class Answer:
     def _note_end(self, worst: Ending | None, error: ServingError | None) -> None:
         rid, timeline, note = self.head.request_id, self._timeline, self._timelines.span
         if self._first_at:
-            tokens, pause_ms = self.completion_tokens, round(1000 * self._longest_pause_s, 3)
+            tokens, pause_us = self.completion_tokens, round(1e6 * self._longest_pause_s)
             note(
                 rid,
                 "deliver",
                 self._first_at,
                 timeline.ended,
                 tokens=tokens,
-                longest_pause_ms=pause_ms,
+                longest_pause_us=pause_us,
             )
         finish = finish_reason(worst) if error is None else error.reason
         note(rid, "end", timeline.ended, timeline.ended, finish=finish)

@@ -147,12 +147,22 @@ def _read(kept: KeptTimeline) -> _Read:
                     by,
                     start,
                     start + duration,
-                    attributes,
+                    _shown(attributes),
                     chunk["replica"],
                 )
             )
     read.spans.sort(key=lambda span: (span.start, -span.end))
     return read
+
+
+def _shown(attributes: dict[str, Any]) -> dict[str, Any]:
+    """Attributes as people read them: durations are written as whole microseconds."""
+    return {
+        f"{name.removesuffix('_us')}_ms" if name.endswith("_us") else name: value / 1000
+        if name.endswith("_us")
+        else value
+        for name, value in attributes.items()
+    }
 
 
 def _notes(read: _Read, kept: KeptTimeline) -> list[str]:

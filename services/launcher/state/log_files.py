@@ -79,7 +79,8 @@ def lines_about(folder: Path, name: str) -> list[LogLine]:
     time."""
     about = re.compile(rf"(?<![\w.-]){re.escape(name)}(?![\w-])")
     found: list[LogLine] = []
-    for path in sorted(folder.glob("*.log*")):
+    earlier = sorted(folder.glob(f"*.log{_BEFORE}"))
+    for path in (*earlier, *sorted(folder.glob("*.log"))):
         process = path.name.removesuffix(_BEFORE).removesuffix(".log")
         is_about = False
         for at, text in _lines(path):

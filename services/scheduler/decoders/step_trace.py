@@ -131,7 +131,7 @@ class StepTrace:
             recomputed=rid in self._generating or request.was_resumed,
             step_tokens=plan.num_tokens,
             step_rows=len(plan.row_slot),
-            **_milliseconds(times),
+            **_times(times),
         )
         if is_last:
             self._prompts.pop(sequence, None)
@@ -176,12 +176,12 @@ class StepTrace:
             )
 
 
-def _milliseconds(times: StepTimes) -> dict[str, Any]:
+def _times(times: StepTimes) -> dict[str, Any]:
     return {
-        "queue_ms": times.queue_us / 1000,
-        "prepare_ms": times.prepare_us / 1000,
-        "forward_ms": times.forward_us / 1000,
-        "sample_ms": times.sample_us / 1000,
+        "queue_us": times.queue_us,
+        "prepare_us": times.prepare_us,
+        "forward_us": times.forward_us,
+        "sample_us": times.sample_us,
     }
 
 
@@ -190,10 +190,10 @@ def _means(sums: StepSums) -> dict[str, Any]:
     steps = max(1, sums.steps)
     return {
         "steps": sums.steps,
-        "step_ms": round(1000 * sums.step_s / steps, 3),
-        "queue_ms": round(sums.queue_us / steps / 1000, 3),
-        "prepare_ms": round(sums.prepare_us / steps / 1000, 3),
-        "forward_ms": round(sums.forward_us / steps / 1000, 3),
-        "sample_ms": round(sums.sample_us / steps / 1000, 3),
+        "step_us": round(1e6 * sums.step_s / steps),
+        "queue_us": sums.queue_us // steps,
+        "prepare_us": sums.prepare_us // steps,
+        "forward_us": sums.forward_us // steps,
+        "sample_us": sums.sample_us // steps,
         "step_tokens": round(sums.tokens / steps, 1),
     }
