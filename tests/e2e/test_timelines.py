@@ -19,6 +19,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from services.launcher import logs, why
+from services.launcher.state.log_files import lines_about
 from services.launcher.supervise.process_table import read_process_table
 from tests.support.pictures import data_url, png
 from tests.support.processes.system import System
@@ -82,7 +83,8 @@ def system(collector: Collector) -> Iterator[System]:
         endpoint = f"http://127.0.0.1:{collector.port}"
         environment.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
         environment.setenv("OTEL_SERVICE_NAME", "shop")
-        with System(None, "--decoders", "2", "--log-format", "json") as running:
+        flags = ("--decoders", "2", "--log-format", "json", "--log-level", "debug")
+        with System(None, *flags) as running:
             yield running
 
 
@@ -110,6 +112,11 @@ def timeline(system: System, request_id: str) -> dict[str, Any]:
     assert reply.status_code == 200, reply.text
     found: dict[str, Any] = reply.json()
     return found
+
+
+def kept_lines(system: System, name: str) -> list[dict[str, Any]]:
+    lines = lines_about(system.folder / "state" / "logs", name)
+    return [json.loads(line.text) for line in lines]
 
 
 def attributes(span: Span) -> dict[str, Any]:
@@ -175,6 +182,12 @@ def test_an_image_request_has_spans_of_every_service_and_one_trace(
     assert by_name["prefill"].parent_span_id == root.span_id
     assert by_name["encode_compute"].parent_span_id == by_name["encode"].span_id
     assert {"take", "first_token", "end"} <= {event.name for event in root.events}
+
+    logging = {"gateway", "preprocess", "scheduler", "vision_encoder", "decoder"}
+    deadline = time.monotonic() + 30
+    while missing := logging - {line["service"] for line in kept_lines(system, TRACE)}:
+        assert time.monotonic() < deadline, f"{missing} do not name the trace"
+        time.sleep(0.1)
 
 
 def test_a_takeover_after_the_loss_of_a_decoder_is_in_timeline_and_trace(
@@ -244,12 +257,15 @@ def test_the_command_line_says_why_and_shows_the_lines_of_a_request(
     assert "The largest part was" in printed and "it waited for" in printed
     assert all(name in printed for name in ("prefill", "decode", "queue", "█"))
 
+    while not any(line["event"] == "request ended" for line in kept_lines(system, rid)):
+        time.sleep(0.1)  # the launcher has it when it has read it
     assert logs.main([rid, *state]) == 0
     lines = capsys.readouterr().out.splitlines()
-    ended = json.loads(lines[-1].partition(" | ")[2])
-    assert ended["event"] == "request ended" and ended["trace_id"] == rid[-32:]
+    events = [json.loads(line.partition(" | ")[2]) for line in lines]
+    assert {"admitted", "taken", "request ended"} <= {event["event"] for event in events}
+    assert {event["trace_id"] for event in events} == {rid[-32:]}
     assert logs.main(["order-17", *state]) == 0
-    assert capsys.readouterr().out.splitlines() == lines
+    assert set(capsys.readouterr().out.splitlines()) <= set(lines)
     assert logs.main(["order-1", *state]) == 1
 
     unknown = rid[:-4] + ("0000" if rid[-4:] != "0000" else "1111")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from services.launcher import logs, why
+from services.launcher.settings import WhySettings
 from services.launcher.state.log_files import LogFiles, lines_about
 from tests.support.network.ports import free_ports
 
@@ -64,7 +65,7 @@ def test_why_tells_a_request_that_ended_long_ago_from_an_unknown_one(
     (folder / "gateway.log").write_text(f"2020-01-01T10:00:00.000Z {LINE}\n")
     [line] = logs.lines_of_all([folder], RID)
     assert (line.at, line.process) == ("2020-01-01T10:00:00.000Z", "gateway")
-    settings = why.WhySettings(request_id=RID, state_dir=folder.parent)
+    settings = WhySettings(request_id=RID, state_dir=folder.parent)
     assert "ended more than ten minutes ago" in why._explain(settings)
     other = settings.model_copy(update={"request_id": RID[:-1] + "8"})
     assert "is unknown" in why._explain(other)

@@ -47,7 +47,11 @@ async def test_preemptions_are_in_the_timeline(
     bench: Bench, tmp_path_factory: pytest.TempPathFactory, short_tmp: Path, mode: str
 ) -> None:
     folder = make_checkpoint(tmp_path_factory.mktemp("llama"), "llama")
-    sizes = {"kv_cache_memory_bytes": 96 << 10, "num_host_blocks": 64, "max_model_len": 96}
+    sizes: dict[str, Any] = {
+        "kv_cache_memory_bytes": 96 << 10,
+        "num_host_blocks": 64,
+        "max_model_len": 96,
+    }
     await bench.real_decoder(folder, short_tmp / "d", **sizes)
     bench.scheduler(preemption_mode=mode)
     prompts = [np.random.default_rng(i).integers(0, 400, 3 + 11 * i).tolist() for i in range(4)]

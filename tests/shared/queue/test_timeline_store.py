@@ -53,9 +53,9 @@ async def test_times_of_all_processes_are_by_the_clock_of_redis(redis: Redis, ri
     gateway, gateway_writer = writer(redis, "gateway")
     scheduler, scheduler_writer = writer(redis, "scheduler")
     began = time.monotonic()
-    before = await redis.time()  # type: ignore[no-untyped-call]
+    before = await redis.time()
     gateway.span(rid, "admit", began, prompt_tokens=2)
-    after = await redis.time()  # type: ignore[no-untyped-call]
+    after = await redis.time()
     scheduler.span(rid, "queue", 1_700_000_000_000_000, 1_700_000_000_000_250, service="queue")
     await gateway_writer.flush()
     await scheduler_writer.flush()
