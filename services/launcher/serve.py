@@ -10,7 +10,7 @@ from typing import TextIO, cast
 import structlog
 
 from services.launcher.banner import banner
-from services.launcher.console.console import ConsoleStream, open_console
+from services.launcher.console.console import ConsoleStream, KeptConsole, open_console
 from services.launcher.doctor import hardware
 from services.launcher.model_folder import with_model_folder
 from services.launcher.ports import require_free
@@ -23,6 +23,7 @@ from services.launcher.service_commands import (
 )
 from services.launcher.settings import ServeSettings
 from services.launcher.state.folders import Folders
+from services.launcher.state.log_files import LogFiles
 from services.launcher.supervise.probe import RedisProbe
 from services.launcher.supervise.process import Program
 from services.launcher.supervise.process_table import ProcessTable, System, waiting
@@ -116,8 +117,10 @@ async def _serve(settings: ServeSettings, folders: Folders, npus: list[int]) -> 
             [program.name for program in shown],
             settings.log_format,
             shows_states=settings.log_level in ("debug", "info"),
-        ) as console,
+        ) as shown_console,
+        LogFiles(folders.state / "logs") as log_files,
     ):
+        console = KeptConsole(shown_console, log_files.write)
         lines = cast(TextIO, ConsoleStream(console))
         configure_logs("launcher", settings.log_level, settings.log_format, lines)
 

@@ -47,7 +47,7 @@ def prepare_text(
     tokenize_us = watch.lap_us()
     log.debug(
         "tokenized",
-        **names(request.request_id, request.client_request_id),
+        **names(request.request_id, request.client_request_id, request.traceparent),
         tokens=len(draft.ids),
         tokenize_us=tokenize_us,
     )
@@ -72,6 +72,9 @@ def _result(builder: PromptBuilder, window: Window, prompt: PrepareRequest) -> P
     except ServingError as error:
         return PrepareResult(failure=error.to_failure())
     except Exception as error:  # bad input fails one request, never the others of its message
-        log.exception("a prompt failed", **names(prompt.request_id, prompt.client_request_id))
+        log.exception(
+            "a prompt failed",
+            **names(prompt.request_id, prompt.client_request_id, prompt.traceparent),
+        )
         failure = Internal("INTERNAL", f"internal error: {type(error).__name__}")
         return PrepareResult(failure=failure.to_failure())

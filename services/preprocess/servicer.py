@@ -79,7 +79,7 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
 
     async def Prepare(self, request: PrepareRequest, context: _Context) -> PrepareResponse:
         """Template, tokenizer and images side by side, then the placeholders. Raises InvalidRequest."""
-        request_names.bind(request.request_id, request.client_request_id)
+        request_names.bind(request.request_id, request.client_request_id, request.traceparent)
         history = self._window.history(self._builder, request)
         if history is None:
             draft, images, tokenize_us = await self._whole(request)

@@ -27,6 +27,8 @@ from shared.queue.adapters import AdapterDirectory, AdapterRegistry
 from shared.queue.keys import Keys, new_instance_id
 from shared.queue.media_store import MediaStore
 from shared.queue.registry import Announcement, Directory
+from shared.queue.timeline_store import TimelineStore, TimelineWriter
+from shared.telemetry.timeline import Timelines
 from shared.text.text_fold import TokenBytes
 from tessera.scheduler.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
 
@@ -73,6 +75,7 @@ async def serve(
         encoders = Directory(redis, keys, "vision_encoder")
         registry = AdapterRegistry(redis, keys)
         adapters = AdapterDirectory(registry)
+        timelines = Timelines("scheduler", scheduler_id)
         dispatcher = Dispatcher(
             queue,
             ControlChannel(redis, keys),
@@ -82,6 +85,8 @@ async def serve(
             AdapterLoads(registry, adapters),
             table,
             scheduler_id,
+            timelines,
+            TimelineWriter(timelines, TimelineStore(redis, keys, lifetimes)),
             link_options=LinkOptions(
                 lead_s=settings.lead_ms / 1000,
                 encoder_budget=settings.encoder_budget or None,

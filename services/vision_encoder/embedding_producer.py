@@ -29,6 +29,8 @@ class EncodeResult:
     ref: ArtifactRef
     cached: bool
     encode_us: int
+    queue_us: int = 0  # before that
+    items: int = 0  # that were encoded together
 
 
 class EmbeddingProducer:
@@ -95,7 +97,13 @@ class EmbeddingProducer:
                 raise Precondition("MEDIA_MISMATCH", str(error)) from error
             raise
         self._cache.add(ref, reserved, retain_s)
-        return EncodeResult(ref, cached=False, encode_us=encoded.encode_us)
+        return EncodeResult(
+            ref,
+            cached=False,
+            encode_us=encoded.encode_us,
+            queue_us=encoded.queue_us,
+            items=encoded.items,
+        )
 
     async def _encoded(self, media: MediaItem, place: Reservation, reserved: int) -> Encoded:
         pixels = await self._source.get(media)

@@ -28,6 +28,8 @@ class Encoded:
 
     rows: int
     encode_us: int
+    queue_us: int = 0  # from its arrival to that
+    items: int = 1  # of the batch
 
 
 @dataclass
@@ -36,6 +38,7 @@ class _Job:
     patches: int
     place: Reservation
     done: asyncio.Future[Encoded]
+    arrived_ns: int
 
 
 class TowerQueue:
@@ -58,7 +61,7 @@ class TowerQueue:
         Precondition for an item that by itself does not fit into the device's memory."""
         patches = self._model.cost(item)
         done: asyncio.Future[Encoded] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Job(item, patches, place, done))
+        self._waiting.append(_Job(item, patches, place, done, time.perf_counter_ns()))
         if self._runner is None:
             # It works for all requests: its log lines must not carry the names of the one that starts it.
             self._runner = contextvars.Context().run(Background, "tower", self._run)
@@ -115,7 +118,8 @@ class TowerQueue:
             place = job.place
             try:
                 artifact_file.fill(place.path, place.nonce, place.digest, array, dtype)
-                results.append(Encoded(array.shape[0], encode_us))
+                queue_us = (began - job.arrived_ns) // 1000
+                results.append(Encoded(array.shape[0], encode_us, queue_us, len(batch)))
             except OSError as error:
                 results.append(out_of_space(error, place.path))
         return results

@@ -120,6 +120,11 @@ class Announcement(RegistryLoop):
             self._numerics,
         )
 
+    async def __aenter__(self) -> Self:
+        # By this name timelines of requests call the process.
+        log.info("announced", replica=self._instance_id, address=self._address)
+        return await super().__aenter__()
+
     async def withdraw(self) -> None:
         """Leaves the registry now: callers stop coming within half a second."""
         await super().__aexit__()

@@ -12,6 +12,7 @@ from typing import Any, TextIO
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from shared.telemetry.request_names import trace_of
 from shared.text.cutting import cut
 
 _LONGEST_VALUE = 2_000
@@ -86,6 +87,14 @@ def bound_values(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
                 event[name] = str(value)
         elif value is not None and not isinstance(value, int):
             event[name] = cut(str(value), _LONGEST_VALUE)
+    return event
+
+
+def with_trace(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """Each line about a request names its trace, by which programs find it: the client's, or the request's own."""
+    request_id = event.get("request_id")
+    if isinstance(request_id, str) and "trace_id" not in event:
+        event["trace_id"] = trace_of(request_id)
     return event
 
 

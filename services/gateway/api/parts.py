@@ -25,6 +25,7 @@ from services.gateway.model.served_model import ServedModel
 from services.gateway.slices import Slices
 from services.gateway.telemetry.metrics import Metrics
 from services.gateway.telemetry.reporter import Reporter
+from services.gateway.telemetry.request_timelines import RequestTimelines
 from services.gateway.telemetry.served_parts import ServedParts
 from services.gateway.timings import Timings
 from shared.net.rpc.server import RpcServer
@@ -61,6 +62,7 @@ class Parts:
     pool: PreprocessPool
     held_requests: HeldRequests
     resumption: Resumption
+    timelines: RequestTimelines
     admission: Admission
     adapters: AdapterLoading
     responses: ResponseStore

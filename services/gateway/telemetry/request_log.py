@@ -38,7 +38,7 @@ def log_end(
     # Not by the context alone: an answer may be closed by gRPC, which has another one.
     log.info(
         _ENDED,
-        **names(spec.request_id, spec.client_request_id),
+        **names(spec.request_id, spec.client_request_id, spec.traceparent),
         tenant=spec.tenant,
         prompt_tokens=prompt_tokens,
         cached_tokens=cached,

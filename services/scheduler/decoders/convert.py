@@ -154,5 +154,6 @@ def _new_sequence(slot: int, sequence: Sequence, capacity: Capacity) -> decoder_
         lora_id=sequence.lora_id,
         root_name=root_of(sequence, capacity),
         client_request_id=spec.client_request_id,
+        traceparent=spec.traceparent,
         pooling=spec.pooling if spec.HasField("pooling") else None,
     )

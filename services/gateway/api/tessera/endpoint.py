@@ -43,6 +43,7 @@ class TesseraEndpoint:
         self.routes: Sequence[Route] = (
             Route("GET", "/v1/requests/*", requests.state, query=_USER),
             Route("DELETE", "/v1/requests/*", requests.cancel, query=_USER),
+            Route("GET", "/v1/requests/*/timeline", requests.timeline, query=_USER),
             Route("GET", "/v1/requests/*/stream", requests.stream, query={**_USER, **_AFTER}),
             Route("GET", "/health", ready, needs_key=False, is_probe=True),
             Route("GET", "/health/ready", ready, needs_key=False, is_probe=True),
@@ -64,7 +65,7 @@ class TesseraEndpoint:
 def _endpoint(parts: Parts) -> TesseraEndpoint:
     follower = parts.follower
     return TesseraEndpoint(
-        Requests(parts.resumption, parts.reply_forms.make_writer),
+        Requests(parts.resumption, parts.timelines, parts.reply_forms.make_writer),
         Information(parts.health, parts.metrics, parts.reporter, lambda: len(follower)),
     )
 
