@@ -300,6 +300,11 @@ class ServiceSettings(CommonSettings):
         description="Unix socket on which the process reports whether it is ready and its event loop runs; none unless"
         " given.",
     )
+    metrics_listen: str = Field(
+        "",
+        description="Address (host:port) of a page of this process's metrics for Prometheus, http://host:port/metrics;"
+        " no page unless given. Whoever reaches it may read it.",
+    )
     artifact_dir: Path = Field(
         Path("/dev/shm") / f"tessera-{os.getuid()}",
         description="Folder in shared memory for pixel values and embeddings.",

@@ -48,6 +48,12 @@ class ServeSettings(
         description="Folder of the queue's file; $XDG_STATE_HOME/tessera/<port> or ~/.local/state/tessera/<port>"
         " unless given.",
     )
+    metrics_listen: str = Field(
+        "",
+        description="Address (host:port) of the first of the pages of metrics that each process has then, the others on"
+        " the ports after it: the launcher's, then one for each process (metrics.json in the state folder has the"
+        " list, for Prometheus). No pages but the gateways' own /metrics unless given.",
+    )
     language_model_only: bool = Field(
         False, description="Refuses pictures and videos, and starts no vision encoder."
     )

@@ -12,10 +12,12 @@ import structlog
 import torch
 
 from services.vision_encoder.devices.base.device import Device
+from services.vision_encoder.measures import EncoderMeasures
 from services.vision_encoder.towers.encoder import Encoder, Item, to_array
 from shared.artifacts import file as artifact_file
 from shared.artifacts.space import out_of_space
 from shared.artifacts.store import Reservation
+from shared.environment import monotonic
 from shared.errors import Precondition
 from shared.net.supervise import Background
 
@@ -36,6 +38,7 @@ class _Job:
     patches: int
     place: Reservation
     done: asyncio.Future[Encoded]
+    since: float  # when it came
 
 
 class TowerQueue:
@@ -45,11 +48,19 @@ class TowerQueue:
     one item.
     """
 
-    def __init__(self, model: Encoder, device: Device, max_patches: int) -> None:
+    def __init__(
+        self,
+        model: Encoder,
+        device: Device,
+        max_patches: int,
+        measures: EncoderMeasures | None = None,
+    ) -> None:
         self._model = model
         self._device = device
         self.max_patches = max_patches
         self._waiting: deque[_Job] = deque()
+        self._measures = measures or EncoderMeasures()
+        self._measures.waiting = self._look
         self._thread = ThreadPoolExecutor(1, "tower")
         self._runner: Background | None = None
 
@@ -58,7 +69,7 @@ class TowerQueue:
         Precondition for an item that by itself does not fit into the device's memory."""
         patches = self._model.cost(item)
         done: asyncio.Future[Encoded] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Job(item, patches, place, done))
+        self._waiting.append(_Job(item, patches, place, done, monotonic()))
         if self._runner is None:
             # It works for all requests: its log lines must not carry the names of the one that starts it.
             self._runner = contextvars.Context().run(Background, "tower", self._run)
@@ -75,10 +86,16 @@ class TowerQueue:
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         while batch := self._next_batch():
+            began = monotonic()
+            self._measures.taken(
+                [began - job.since for job in batch], sum(j.patches for j in batch)
+            )
             try:
                 results = await loop.run_in_executor(self._thread, self._compute, batch)
             except Exception as error:  # raised in every caller of the batch
                 results = [error] * len(batch)
+            made = [result.rows for result in results if isinstance(result, Encoded)]
+            self._measures.computed(monotonic() - began, sum(made), len(batch) - len(made))
             for job, result in zip(batch, results, strict=True):
                 if job.done.done():
                     continue
@@ -87,6 +104,9 @@ class TowerQueue:
                 else:
                     job.done.set_result(result)
         self._runner = None
+
+    def _look(self) -> tuple[int, float]:
+        return len(self._waiting), self._waiting[0].since if self._waiting else 0.0
 
     def _next_batch(self) -> list[_Job]:
         batch: list[_Job] = []

@@ -63,6 +63,7 @@ class Draw:
             self._check_run,
             self._report,
             self._report,
+            self._queue_age,
             self._recovery,
             self._weight,
             self._restore,
@@ -233,6 +234,9 @@ class Draw:
         decoders = self._rng.sample(["d1", "d2", "d3"], self._rng.randrange(4))
         lease_ms = self._rng.choice(["0", "900000", "900000"])  # by the clock of Redis itself
         return "report", [self._rng.choice(["g1", "g2"]), lease_ms, *decoders]
+
+    def _queue_age(self) -> Call:
+        return "queue_age", []
 
     def _check_run(self) -> Call:
         return "check_run", [self._rng.choice(["", "cafe"]), "900000"]
