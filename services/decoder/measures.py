@@ -119,8 +119,10 @@ class DecoderMeasures:
 
     def _memory(self) -> Iterator[tuple[str, int]]:
         layers, limits = self._worker.caches, self._worker.limits
-        tensors = [getattr(layer, field.name) for layer in layers for field in fields(layer)]
-        cache = sum(tensor.nbytes for tensor in tensors if isinstance(tensor, Tensor))
+        values = [getattr(layer, field.name) for layer in layers for field in fields(layer)]
+        # Keys and values may be halves of one tensor.
+        storages = [value.untyped_storage() for value in values if isinstance(value, Tensor)]
+        cache = sum({one.data_ptr(): one.nbytes() for one in storages}.values())
         yield "kv_cache", cache
         yield "host_kv_cache", cache // limits.num_blocks * limits.num_host_blocks
         yield "embeddings", self._worker.embeddings.nbytes
