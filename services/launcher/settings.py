@@ -28,6 +28,16 @@ class ServeSettings(
 ):
     """A whole system on one machine."""
 
+    GROUP: ClassVar[str] = "processes and ports"
+    SHORT: ClassVar[tuple[str, ...]] = (
+        *("model", "served_model_name", "max_model_len", "device", "dtype", "quantization"),
+        *("host", "port", "api_key_file", "max_waiting_requests", "tool_call_parser", "task"),
+        *("decoders", "tensor_parallel_size", "vision_encoders", "gateways", "metrics_listen"),
+        *("max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes"),
+        *("gpu_memory_utilization", "lora_modules", "limit_mm_per_prompt", "chat_template"),
+        *("redis_url", "state_dir", "log_level", "log_format"),
+    )
+
     # Options of the services are inherited; each service is passed those that were given. Declared here are the options
     # that the launcher itself acts on.
 
