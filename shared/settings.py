@@ -9,7 +9,7 @@ A field that `tessera serve` offers too is declared in a base class of the servi
 `DecoderOptions`, from which the launcher's settings inherit it.
 """
 
-import argparse
+import inspect
 import os
 import re
 import sys
@@ -29,8 +29,10 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from shared.command_line import CommandLine
 from shared.devices import DEVICES
 from shared.net.redis.url import with_password
+from shared.telemetry import log_lines
 
 # Variables that programs need to start.
 _NEEDED = ("PATH", "HOME", "LANG", "LC_", "LD_", "PYTHON", "TMPDIR", "TZ", "HF_HOME")
@@ -61,6 +63,10 @@ class Settings(BaseSettings):
     ENV_PREFIXES: ClassVar[tuple[str, ...]] = ("TESSERA_",)
     # Fields that are also read from TESSERA_<FIELD> where that is none of the prefixes.
     COMMON_VARIABLES: ClassVar[frozenset[str]] = frozenset()
+    # The title under which `--help` has the fields that a class declares; "" puts them before all others.
+    GROUP: ClassVar[str] = ""
+    # Fields that `--help` shows, `--help-all` having all; empty shows all.
+    SHORT: ClassVar[tuple[str, ...]] = ()
     # Fields whose flag may be followed by several values name=value, which become one with commas.
     SEVERAL: ClassVar[frozenset[str]] = frozenset()
 
@@ -70,9 +76,17 @@ class Settings(BaseSettings):
 
         Prints the usage and exits with status 2 when a value is out of range.
         """
+        if os.environ.get("NO_COLOR"):
+            log_lines.leave_out_colours()
         argv = _joined(sys.argv[1:] if arguments is None else arguments, cls.SEVERAL)
+        parser = CommandLine(
+            prog=prog,
+            description=inspect.getdoc(cls),
+            groups=cls._groups(),
+            short=cls.SHORT,
+        )
         source: CliSettingsSource[Any] = CliSettingsSource(
-            cls, cli_parse_args=argv, cli_prog_name=prog, formatter_class=_Help
+            cls, cli_parse_args=argv, cli_prog_name=prog, root_parser=parser
         )
         try:
             return cls(_cli_settings_source=source)
@@ -80,6 +94,16 @@ class Settings(BaseSettings):
             name = prog or Path(sys.argv[0]).name
             print(f"{name}: error: {_explain(error)}", file=sys.stderr)
             raise SystemExit(2) from None
+
+    @classmethod
+    def _groups(cls) -> dict[str, list[str]]:
+        """The names of fields by the titles of the classes that declare them."""
+        groups: dict[str, list[str]] = {}
+        for name in cls.model_fields:
+            declaring = next(kind for kind in cls.__mro__ if name in inspect.get_annotations(kind))
+            if title := vars(declaring).get("GROUP", ""):
+                groups.setdefault(title, []).append(name)
+        return groups
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
         for name, value in super().__repr_args__():
@@ -128,29 +152,10 @@ class _CommonVariables(EnvSettingsSource):
         return {name: value for name, value in super().__call__().items() if name in self._fields}
 
 
-class _Help(argparse.RawDescriptionHelpFormatter):
-    """Options with their defaults. Where the description tells the default ("... unless given"), or there is none
-    and the description says all, the value that stands for "not given" is left out. Members of an enumeration are
-    shown as they are written, in lower case.
-    """
-
-    def add_argument(self, action: argparse.Action) -> None:
-        if isinstance(action.metavar, str) and re.fullmatch(r"\{[A-Z,_]+\}", action.metavar):
-            action.metavar = action.metavar.lower()
-            action.help = re.sub(
-                r"\(default: [A-Z_]+\)$", lambda default: default[0].lower(), action.help or ""
-            )
-        super().add_argument(action)
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        text = action.help
-        if text and ("unless given" in text or re.search(r"\(default: (None)?\)$", text)):
-            text = re.sub(r" \(default: [^()]*\)$", "", text)
-        return text
-
-
 class FamilySettings(Settings):
     """A setting of everything that reads a model."""
+
+    GROUP: ClassVar[str] = "model, queue and logs"
 
     family: str = Field(
         "",
@@ -161,6 +166,8 @@ class FamilySettings(Settings):
 
 class CommonSettings(FamilySettings):
     """Settings of every service, and of a whole system (`tessera serve`)."""
+
+    GROUP: ClassVar[str] = "model, queue and logs"
 
     model: Path = Field(
         DEMO_MODEL, description="Hugging Face checkpoint folder, or a model's name on the hub."
@@ -197,6 +204,8 @@ class CommonSettings(FamilySettings):
 class ModelLengthSettings(Settings):
     """A setting of the services that limit or reserve tokens, and of `tessera serve`."""
 
+    GROUP: ClassVar[str] = "model, queue and logs"
+
     max_model_len: int | None = Field(
         None, ge=1, description="Tokens of prompt and answer; the checkpoint's length unless given."
     )
@@ -204,6 +213,8 @@ class ModelLengthSettings(Settings):
 
 class LoraSettings(Settings):
     """Settings of the services that know adapters, and of `tessera serve`."""
+
+    GROUP: ClassVar[str] = "adapters"
 
     SEVERAL: ClassVar[frozenset[str]] = frozenset({"lora_modules"})
 
@@ -225,6 +236,8 @@ class LoraSettings(Settings):
 class ChatTemplateSettings(Settings):
     """A setting of the services that render conversations or know how answers end, and of `tessera serve`."""
 
+    GROUP: ClassVar[str] = "prompts and media"
+
     chat_template: Path | None = Field(
         None, description="File with a chat template (Jinja) to use instead of the model's own."
     )
@@ -232,6 +245,8 @@ class ChatTemplateSettings(Settings):
 
 class ComputeSettings(Settings):
     """Settings of the services that compute the model, and of `tessera serve`."""
+
+    GROUP: ClassVar[str] = "decoder"
 
     device: str = Field(
         "auto",
@@ -259,6 +274,8 @@ class ComputeSettings(Settings):
 class NpuDeviceSettings(ComputeSettings):
     """Settings of the services that compute the model, where they run in containers."""
 
+    GROUP: ClassVar[str] = "decoder"
+
     npu_devices: str = Field(
         "",
         description="Numbers of the host's NPUs that this container was given, such as 0,2,4-7: the service takes as"
@@ -275,6 +292,8 @@ class NpuDeviceSettings(ComputeSettings):
 class ProfileSettings(Settings):
     """A setting of the services that compute the model, and of `tessera serve`."""
 
+    GROUP: ClassVar[str] = "decoder"
+
     profile_ops: bool = Field(
         False,
         description="Counts calls, time and bytes of every op of decoder and encoder, and logs them on SIGUSR2 and at"
@@ -284,6 +303,8 @@ class ProfileSettings(Settings):
 
 class ServiceSettings(CommonSettings):
     """Settings that every service has."""
+
+    GROUP: ClassVar[str] = "addresses"
 
     listen: str = Field(
         "127.0.0.1:0", description="Address of the gRPC server: host:port, or unix:/path."
@@ -302,6 +323,11 @@ class ServiceSettings(CommonSettings):
         None,
         description="Unix socket on which the process reports whether it is ready and its event loop runs; none unless"
         " given.",
+    )
+    metrics_listen: str = Field(
+        "",
+        description="Address (host:port) of a page of this process's metrics for Prometheus, http://host:port/metrics;"
+        " no page unless given. Whoever reaches it may read it.",
     )
     artifact_dir: Path = Field(
         Path("/dev/shm") / f"tessera-{os.getuid()}",

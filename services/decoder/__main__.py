@@ -1,5 +1,7 @@
 """`python -m services.decoder`: computes the steps that a scheduler plans."""
 
+import shared.lean_start  # noqa: F401, I001  (first)
+
 from functools import partial
 
 from services.decoder.parallel.leader import Leader

@@ -18,6 +18,7 @@ from services.decoder.settings import DecoderSettings
 from services.decoder.worker.executor import Executor
 from shared import service_process
 from shared.cpu_kernels import host_memory
+from shared.net.metrics_page import page, serve_metrics
 from shared.net.rpc.server import RpcServer
 from shared.queue import connect
 from shared.queue.keys import Keys, new_instance_id
@@ -75,8 +76,12 @@ async def serve(
             redis, keys, "decoder", decoder_id, server.address, said, loaded.content
         )
         profiling = profile_ops(loaded.device).reported() if settings.profile_ops else nullcontext()
+        metrics = serve_metrics(
+            settings.metrics_listen,
+            lambda: page("decoder", settings.model_name, servicer.measures),
+        )
         with profiling:
-            async with announcing as announcement:
+            async with metrics, announcing as announcement:
                 log.info(
                     "ready",
                     address=server.address,

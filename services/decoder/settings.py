@@ -18,6 +18,8 @@ from shared.settings import (
 class DecoderOptions(ComputeSettings, LoraSettings, ModelLengthSettings, ProfileSettings):
     """Settings of the decoder that `tessera serve` has too. None and "auto" mean: chosen at start, and logged."""
 
+    GROUP: ClassVar[str] = "decoder"
+
     max_num_seqs: int = Field(
         256, ge=1, le=65_536, description="Sequences that one decoder runs at once."
     )

@@ -34,6 +34,7 @@ from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.structured.grammars import Grammars
 from services.gateway.settings import GatewaySettings
 from services.gateway.slices import Slices
+from services.gateway.telemetry.gateway_state import GatewayState
 from services.gateway.telemetry.metrics import Metrics
 from services.gateway.telemetry.reporter import Reporter
 from services.gateway.telemetry.request_timelines import RequestTimelines
@@ -134,6 +135,7 @@ async def open_parts(
             settings.allowed_adapter_dir, settings.max_lora_rank, timings.adapters_s
         )
         metrics = Metrics(model.name, model.max_model_len)
+        metrics.watch(GatewayState(lambda: len(follower), lambda: health.instances, budget))
         reporter = await stack.enter_async_context(Reporter(queue, metrics.load, instance_id))
         cancels = Cancels(queue)
         stack.push_async_callback(cancels.settled)

@@ -24,6 +24,7 @@ from services.launcher.service_commands import (
 from services.launcher.settings import ServeSettings
 from services.launcher.state.folders import Folders
 from services.launcher.state.log_files import LogFiles
+from services.launcher.supervise.measures import open_pages
 from services.launcher.supervise.probe import RedisProbe
 from services.launcher.supervise.process import Program
 from services.launcher.supervise.process_table import ProcessTable, System, waiting
@@ -31,6 +32,7 @@ from services.launcher.supervise.supervised_process import GaveUp, SupervisedPro
 from services.launcher.supervise.supervisor import Supervisor
 from shared import access, npu_leases, processors
 from shared.errors import ServingError
+from shared.net.metrics_page import split_address
 from shared.net.server_tls import ServerTls
 from shared.settings import child_environment
 from shared.telemetry.logs import configure_logs, on_loop_error
@@ -52,6 +54,7 @@ def main(arguments: list[str]) -> int:
         )
         ServerTls.of(settings)
         require_free(settings.host, _ports(settings))
+        _require_pages(settings)
         if queue_url := settings.queue_url:
             # Imported where it is needed: every start waits for the launcher's own.
             from services.launcher.redis import check as redis_check
@@ -91,6 +94,13 @@ def _ports(settings: ServeSettings) -> dict[str, int]:
         ports[f"--port{which}"] = address.port
         ports[f"--grpc-port{which}"] = address.grpc_port
     return ports
+
+
+def _require_pages(settings: ServeSettings) -> None:
+    """Raises InvalidRequest or Unavailable where the pages of metrics cannot be had."""
+    if settings.metrics_listen:
+        host, port = split_address(settings.metrics_listen)
+        require_free(host, {"--metrics-listen": port})
 
 
 async def _serve(settings: ServeSettings, folders: Folders, npus: list[int]) -> int:
@@ -155,7 +165,10 @@ async def _serve(settings: ServeSettings, folders: Folders, npus: list[int]) -> 
                 print(banner(settings), file=LossyStream(sys.stdout), flush=True)
 
         try:
-            return await _until_signal(supervisor, announce)
+            async with open_pages(
+                folders.state, shown, commands.metrics, settings.model_name, processes
+            ):
+                return await _until_signal(supervisor, announce)
         except GaveUp as error:
             await supervisor.stop()
             console.settle()

@@ -29,6 +29,16 @@ class ServeSettings(
 ):
     """A whole system on one machine."""
 
+    GROUP: ClassVar[str] = "processes and ports"
+    SHORT: ClassVar[tuple[str, ...]] = (
+        *("model", "served_model_name", "max_model_len", "device", "dtype", "quantization"),
+        *("host", "port", "api_key_file", "max_waiting_requests", "tool_call_parser", "task"),
+        *("decoders", "tensor_parallel_size", "vision_encoders", "gateways", "metrics_listen"),
+        *("max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes"),
+        *("gpu_memory_utilization", "lora_modules", "limit_mm_per_prompt", "chat_template"),
+        *("redis_url", "state_dir", "log_level", "log_format"),
+    )
+
     # Options of the services are inherited; each service is passed those that were given. Declared here are the options
     # that the launcher itself acts on.
 
@@ -48,6 +58,12 @@ class ServeSettings(
         None,
         description="Folder of the queue's file; $XDG_STATE_HOME/tessera/<port> or ~/.local/state/tessera/<port>"
         " unless given.",
+    )
+    metrics_listen: str = Field(
+        "",
+        description="Address (host:port) of the first of the pages of metrics that each process has then, the others on"
+        " the ports after it: the launcher's, then one for each process (metrics.json in the state folder has the"
+        " list, for Prometheus). No pages but the gateways' own /metrics unless given.",
     )
     language_model_only: bool = Field(
         False, description="Refuses pictures and videos, and starts no vision encoder."

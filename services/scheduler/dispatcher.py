@@ -16,6 +16,7 @@ from services.scheduler.decoders.link import DecoderLink, LinkEnd, LinkOptions
 from services.scheduler.decoders.process_death import has_died
 from services.scheduler.decoders.throughput import Throughput
 from services.scheduler.encoders import Encoders
+from services.scheduler.measures import SchedulerMeasures
 from services.scheduler.output.log_writer import LogWriter
 from services.scheduler.output.request import Request
 from services.scheduler.requests.deadlines import Deadlines
@@ -105,6 +106,7 @@ class Dispatcher:
         self._relocation = Relocation(self._tracker, self._fleet, self._returns)
         self._intake = Intake(self._fleet.links)
         self._throughput = Throughput(lambda: self.load().decoders)
+        self.measures = SchedulerMeasures(self._fleet.links, self._tracker, encoders)
 
     async def run(self) -> None:
         """Works until cancelled, and then leaves everything as it is."""
@@ -191,6 +193,7 @@ class Dispatcher:
                 continue
             self._intake.note(taken or ())
             if taken:
+                self.measures.taken += len(taken)
                 lora_ids = [one.spec.lora_id for one in taken]
                 await self._adapters.know(lora_ids, self._fleet.links.values())
                 self._start(taken)
@@ -328,6 +331,7 @@ class Dispatcher:
         """What a lost decoder ran goes back to the head of the queue, with everything that it generated logged."""
         if not self._taking:
             return
+        self.measures.lost(link)
         requests = self._tracker.of(link)
         lost = f"the decoder was lost ({link.ended.name.lower().replace('_', ' ')})"
         self._tracker.unassign([request.request_id for request in requests], lost)

@@ -66,6 +66,7 @@ class Encoders:
 
     def __init__(self, directory: Directory, patience_s: float = _PATIENCE_S) -> None:
         """`patience_s`: how long an item waits while no encoder can be had."""
+        self.num_failed = 0  # calls so far
         self._directory = directory
         self._patience_s = patience_s
         self._channels = Channels()
@@ -78,6 +79,11 @@ class Encoders:
         self._others: dict[tuple[Member, bytes], None] = {}  # and contents that are not theirs
         self._avoided: dict[str, float] = {}  # numerics whose encoders all failed, and until when
         self._background: dict[asyncio.Task[None], None] = {}
+
+    @property
+    def num_running(self) -> int:
+        """Items that are being encoded, or wait for an encoder."""
+        return len(self._running)
 
     def numerics_for(self, taken: TakenRequest) -> str:
         """Of the encoders that a request's media are to be encoded by: those that it has begun with, as long as there
@@ -193,6 +199,7 @@ class Encoders:
                             "no vision encoder with the weights of the decoder is running",
                         )
                         continue
+                    self.num_failed += 1
                     if member not in told:
                         told.add(member)
                         log.warning(

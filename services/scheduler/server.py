@@ -21,6 +21,7 @@ from services.scheduler.settings import SchedulerSettings
 from shared import service_process
 from shared.errors import InvalidRequest
 from shared.net import tasks
+from shared.net.metrics_page import page, serve_metrics
 from shared.net.rpc.server import RpcServer
 from shared.queue import ControlChannel, Lifetimes, Queue, connect
 from shared.queue.adapters import AdapterDirectory, AdapterRegistry
@@ -112,6 +113,12 @@ async def serve(
         await stack.enter_async_context(adapters)
         await stack.enter_async_context(
             Announcement(redis, keys, "scheduler", scheduler_id, server.address)
+        )
+        await stack.enter_async_context(
+            serve_metrics(
+                settings.metrics_listen,
+                lambda: page("scheduler", settings.model_name, dispatcher.measures),
+            )
         )
         server.add(
             "tessera.scheduler.v1.SchedulerService",

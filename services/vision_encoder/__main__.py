@@ -1,5 +1,7 @@
 """`python -m services.vision_encoder`: pixel values to embeddings."""
 
+import shared.lean_start  # noqa: F401, I001  (first)
+
 from functools import partial
 
 from services.families.check import Parts

@@ -282,6 +282,12 @@ class GatewayVerbs(Verbs):
         requests, tokens = await self._ask([*commands])
         return int(requests), int(tokens or 0)
 
+    async def queue_age(self) -> tuple[int, float]:
+        """Requests that are admitted and that no scheduler has taken, and for how many seconds the oldest has been
+        there: since it arrived; 0 for none. A request that was given back counts from its arrival too."""
+        waiting, age_us = await self._scripts.call("queue_age")
+        return int(waiting), int(age_us) / 1e6
+
     async def stored(self) -> tuple[int, int]:
         """Bytes of all files and batches, and batches that have not ended."""
         commands = [("GET", self._keys.stored_bytes), ("ZCARD", self._keys.open_batches)]

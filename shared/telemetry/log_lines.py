@@ -49,6 +49,9 @@ class Lines:
     debug = info = warning = error = critical = write
 
 
+_has_colours = True  # where people look at them
+
+
 def in_service(service: str) -> Processor:
     """Adds the service's name to each line, whatever thread or task it comes from."""
 
@@ -103,9 +106,15 @@ def to_json(_: WrappedLogger, __: str, event: EventDict) -> str:
     return json.dumps(event)
 
 
+def leave_out_colours() -> None:
+    """Lines are plain on terminals too."""
+    global _has_colours
+    _has_colours = False
+
+
 def to_text(stream: TextIO) -> Processor:
     """The line for people, with colours on a terminal."""
-    if not stream.isatty():
+    if not stream.isatty() or not _has_colours:
         return _plain
     return structlog.dev.ConsoleRenderer(
         pad_event_to=_EVENT_WIDTH, exception_formatter=structlog.dev.plain_traceback

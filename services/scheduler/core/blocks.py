@@ -132,6 +132,11 @@ class HostBlocks:
         self._free = list(range(num_blocks - 1, -1, -1))
 
     @property
+    def num_total(self) -> int:
+        """All blocks."""
+        return len(self._refs)
+
+    @property
     def num_free(self) -> int:
         """Blocks that can be allocated now."""
         return len(self._free)

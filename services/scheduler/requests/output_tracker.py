@@ -82,6 +82,11 @@ class OutputTracker:
         self.num_tokens = 0  # committed so far
 
     @property
+    def num_requests(self) -> int:
+        """All requests that have not ended."""
+        return len(self._owners)
+
+    @property
     def request_ids(self) -> list[str]:
         """All requests that have not ended."""
         return list(self._owners)

@@ -103,7 +103,9 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_an_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["sevre"]) == 2
-    assert "no command 'sevre'" in capsys.readouterr().err
+    errors = capsys.readouterr().err
+    assert errors.startswith("tessera: no command 'sevre'; did you mean 'serve'?\n")
+    assert len(errors.splitlines()) == 2
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,6 +65,7 @@ class Draw:
             self._report,
             self._timeline,
             self._timeline,
+            self._queue_age,
             self._recovery,
             self._weight,
             self._restore,
@@ -242,6 +243,9 @@ class Draw:
         due = self._rng.choice(["-1", "0", "60000"])
         words = [word for rid in self._some(self._rids) for word in (rid, f"seen of {rid}", due)]
         return "timeline", ["3", *words]
+
+    def _queue_age(self) -> Call:
+        return "queue_age", []
 
     def _check_run(self) -> Call:
         return "check_run", [self._rng.choice(["", "cafe"]), "900000"]

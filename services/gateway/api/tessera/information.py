@@ -57,8 +57,7 @@ class Information:
         """GET /metrics: those of the server, in the form of Prometheus. While Redis is away the schedulers' load is the
         last one known.
         """
-        await self._reporter.look()
-        await exchange.respond(200, self._metrics.text(), _PROMETHEUS)
+        await exchange.respond(200, await self._reporter.page(self._metrics), _PROMETHEUS)
 
     async def version(self, exchange: Exchange, caller: Caller) -> None:
         """GET /version: which release the server is."""
