@@ -37,6 +37,7 @@ from services.gateway.slices import Slices
 from services.gateway.telemetry.metrics import Metrics
 from services.gateway.telemetry.reporter import Reporter
 from services.gateway.telemetry.served_parts import ServedParts
+from services.gateway.telemetry.system_state import SystemState
 from services.gateway.timings import Timings
 from shared.errors import Precondition
 from shared.lora.adapter_file import ADAPTER_FILE
@@ -175,6 +176,7 @@ async def open_parts(
             metrics=metrics,
             reporter=reporter,
             served_parts=ServedParts(queue),
+            system_state=SystemState(queue),
             follower=follower,
             pool=pool,
             held_requests=held_requests,

@@ -26,6 +26,7 @@ from services.gateway.slices import Slices
 from services.gateway.telemetry.metrics import Metrics
 from services.gateway.telemetry.reporter import Reporter
 from services.gateway.telemetry.served_parts import ServedParts
+from services.gateway.telemetry.system_state import SystemState
 from services.gateway.timings import Timings
 from shared.net.rpc.server import RpcServer
 from shared.queue.batch_store import BatchStore
@@ -57,6 +58,7 @@ class Parts:
     metrics: Metrics
     reporter: Reporter
     served_parts: ServedParts
+    system_state: SystemState
     follower: Follower
     pool: PreprocessPool
     held_requests: HeldRequests
