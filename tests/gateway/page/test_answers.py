@@ -133,7 +133,9 @@ async def test_json_is_shown_in_lines(chat: ChatPage, stage: Stage) -> None:
 @pytest.mark.parametrize("known", [True, False])
 async def test_figures_open_a_panel(chat: ChatPage, known: bool) -> None:
     if known:
-        told = json.dumps({"spans": [{"name": "prefill", "ms": 12}]})
+        span = {"name": "prefill", "service": "decoder", "replica": "", "start_ms": 3.0}
+        spans = [{**span, "duration_ms": 1200.0, "attributes": {}}]
+        told = json.dumps({"duration_ms": 1300.0, "spans": spans, "text": "It took long."})
         await chat.page.route(
             "**/v1/requests/*/timeline",
             lambda route: route.fulfill(body=told, content_type="application/json"),
@@ -146,4 +148,8 @@ async def test_figures_open_a_panel(chat: ChatPage, known: bool) -> None:
     for name in ("Tokens of the prompt", "of these found in a cache", "Schedulers that took it"):
         await expect(panel).to_contain_text(name)
     await expect(panel).to_contain_text("In the queue")
-    await expect(panel).to_contain_text("prefill" if known else "This server has no timelines")
+    if known:
+        await expect(panel.locator(".timeline li")).to_contain_text("prefilldecoder1.20 s")
+        await expect(panel).to_contain_text("It took long.")
+    else:
+        await expect(panel).to_contain_text("This server has no timelines")

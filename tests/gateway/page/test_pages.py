@@ -46,7 +46,7 @@ async def test_a_key_is_asked_for_and_not_shown(
 ) -> None:
     async with open_stage(redis_url, model_folder, tokenizer, api_key="sesame") as stage:
         chat = await ChatPage.open(browser, stage.gateway.url)
-        field = chat.page.get_by_label("API key")
+        field = chat.page.get_by_role("textbox", name="API key")
         await expect(field).to_have_attribute("type", "password")
         await field.fill("wrong")
         await field.press("Enter")
@@ -182,9 +182,9 @@ async def test_the_page_of_the_system_is_live(stage: Stage, browser: Browser) ->
         await expect(page.locator(".decoder").first).to_contain_text("blocks")
         assert (await stage.chat(temperature=9)).status_code == 400
         await expect(page.locator("td", has_text="invalid_value")).to_contain_text("400")
-        balancer.ports = []
+        balancer.move([])
         await expect(page.get_by_role("alert")).to_contain_text("Something between this page")
-        balancer.ports = [stage.gateway.http_server.port]
+        balancer.move([stage.gateway.http_server.port])
         await expect(page.get_by_role("alert")).to_have_count(0)
 
 

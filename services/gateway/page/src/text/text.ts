@@ -32,5 +32,6 @@ export function number(value: number): string {
 }
 
 export function duration(ms: number): string {
+  if (ms > 0 && ms < 10) return `${ms.toFixed(1)} ms`;
   return ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(ms < 10_000 ? 2 : 1)} s`;
 }

@@ -1,10 +1,8 @@
-import { useEffect, useState } from "preact/hooks";
-import { sentence } from "../api/failure";
-import { isMissing, json } from "../api/http";
+import { useState } from "preact/hooks";
 import type { Figures, Node } from "../state/types";
 import { duration, number, t } from "../text/text";
 import { Dialog } from "./dialog";
-import { Markdown } from "./markdown";
+import { ServerTimeline } from "./timeline";
 
 const FEWEST = 8; // tokens whose rate says something
 
@@ -54,7 +52,7 @@ function FiguresDialog({ node, figures, onClose }: { node: Node; figures: Figure
     [t("requestName"), node.requestId],
   ];
   return (
-    <Dialog title={t("figures")} onClose={onClose}>
+    <Dialog title={t("figures")} onClose={onClose} kind="wide">
       <Spans figures={figures} />
       <dl class="table-list">
         {rows
@@ -100,29 +98,4 @@ function Spans({ figures }: { figures: Figures }) {
       </ul>
     </div>
   );
-}
-
-/** What the server has kept of the request's way, where it keeps any. */
-function ServerTimeline({ requestId }: { requestId: string }) {
-  const [text, setText] = useState("");
-  const [told, setTold] = useState<unknown>(null);
-  useEffect(() => {
-    json<unknown>(`v1/requests/${requestId}/timeline`).then(setTold, async (error: unknown) => {
-      if (!isMissing(error)) return setText(sentence(error));
-      // Either the server has none, or it no longer knows the request.
-      const known = await json(`v1/requests/${requestId}`).then(() => true, () => false);
-      setText(t(known ? "noTimeline" : "goneTimeline"));
-    });
-  }, [requestId]);
-  if (told === null) return text ? <p class="quiet">{text}</p> : null;
-  return (
-    <section>
-      <h3>{t("timeline")}</h3>
-      <Timeline told={told} />
-    </section>
-  );
-}
-
-function Timeline({ told }: { told: unknown }) {
-  return <Markdown text={"```json\n" + JSON.stringify(told, null, 2) + "\n```"} whole={false} />;
 }
