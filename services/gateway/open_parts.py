@@ -39,6 +39,7 @@ from services.gateway.telemetry.metrics import Metrics
 from services.gateway.telemetry.reporter import Reporter
 from services.gateway.telemetry.request_timelines import RequestTimelines
 from services.gateway.telemetry.served_parts import ServedParts
+from services.gateway.telemetry.system_state import SystemState
 from services.gateway.telemetry.trace_export import exporting_traces
 from services.gateway.timings import Timings
 from shared.errors import Precondition
@@ -187,6 +188,7 @@ async def open_parts(
             metrics=metrics,
             reporter=reporter,
             served_parts=ServedParts(queue),
+            system_state=SystemState(queue),
             follower=follower,
             pool=pool,
             held_requests=held_requests,

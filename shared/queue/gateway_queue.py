@@ -8,6 +8,7 @@ from shared.net.redis.connection import Word
 from shared.queue import token_log
 from shared.queue.base import Verbs, ending_or_none, key_digest, request_words
 from shared.queue.messages import INTERACTIVE, PRIORITIES, LogDelta, RequestLog, RequestState
+from shared.queue.registry import Member, members_of
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
 from tessera.scheduler.v1.scheduler_pb2 import GetLoadResponse
 
@@ -275,6 +276,10 @@ class GatewayVerbs(Verbs):
         """What the services say of the parts of the model, by service (`ServedPart.content`)."""
         (found,) = await self._ask([("HGETALL", self._keys.parts)])
         return {str(service, "ascii"): json.loads(said) for service, said in found.items()}
+
+    async def members(self, service: str) -> list[Member]:
+        """The live processes of a service, in order of their ids."""
+        return members_of(await self._scripts.call("members", service))
 
     async def depth(self) -> tuple[int, int]:
         """Requests reserved, waiting or running, and the tokens they may cost in all."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -39,6 +40,14 @@ class Member:
     numerics: str = (
         ""  # of a vision encoder: what the bits of its rows depend on (`shared/numerics.py`)
     )
+
+
+def members_of(flat: Sequence[bytes]) -> list[Member]:
+    """What the script `members` answers, as members."""
+    return [
+        Member(str(i, "ascii"), str(a, "utf-8"), str(n, "ascii"))
+        for i, a, n in zip(flat[::3], flat[1::3], flat[2::3], strict=True)
+    ]
 
 
 class RegistryLoop(ABC):
@@ -157,10 +166,7 @@ class Directory(RegistryLoop):
 
     async def _once(self) -> None:
         flat = await self._scripts.call("members", self._service)
-        members = tuple(
-            Member(str(i, "ascii"), str(a, "utf-8"), str(n, "ascii"))
-            for i, a, n in zip(flat[::3], flat[1::3], flat[2::3], strict=True)
-        )
+        members = tuple(members_of(flat))
         now = asyncio.get_running_loop().time()
         self._began = self._began or now
         restarts = self._runs.count(self._prefix)

@@ -27,6 +27,7 @@ from services.gateway.telemetry.metrics import Metrics
 from services.gateway.telemetry.reporter import Reporter
 from services.gateway.telemetry.request_timelines import RequestTimelines
 from services.gateway.telemetry.served_parts import ServedParts
+from services.gateway.telemetry.system_state import SystemState
 from services.gateway.timings import Timings
 from shared.net.rpc.server import RpcServer
 from shared.queue.batch_store import BatchStore
@@ -58,6 +59,7 @@ class Parts:
     metrics: Metrics
     reporter: Reporter
     served_parts: ServedParts
+    system_state: SystemState
     follower: Follower
     pool: PreprocessPool
     held_requests: HeldRequests
