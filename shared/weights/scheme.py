@@ -35,8 +35,8 @@ SCHEMES = {
 
 
 def find_scheme(name: str, parameters: int) -> Scheme | None:
-    """None where nothing is quantized. `parameters`: how many the model has; "int4" is in smaller groups where these are
-    few. Raises InvalidRequest for a scheme that is not known."""
+    """None where nothing is quantized. `parameters`: how many the model has; "int4" is in smaller groups where these
+    are few. Raises InvalidRequest for a scheme that is not known."""
     if not makes_codes(name):
         return None
     if name not in SCHEMES:
