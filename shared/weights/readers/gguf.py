@@ -117,7 +117,7 @@ def _mxfp4(blocks: Tensor) -> QuantizedWeight:
     codes = _low_then_high(blocks[..., 1:])
     # Half a power of two of its exponent, as the table has twice the numbers.
     exponents = blocks[..., :1].int() - 128
-    scales = torch.ldexp(torch.ones(exponents.shape), exponents)
+    scales = torch.ldexp(torch.ones(exponents.shape), exponents).bfloat16()
     return _nibbles(codes, scales, 32, codebook=_FP4)
 
 
