@@ -57,16 +57,18 @@ are taken over exactly. The tests have packers of their own; no released weights
 | any other |  | all |
 
 Groups have to divide the inputs. Layers that are computed as one, such as queries, keys and values, get one form where
-they are quantized in different ways, which says the numbers of all; their inputs have to be in one order. Activations are not quantized as `compressed-tensors` says: they keep more
-bits, so scales of activations are not read. Several ranks may cut inputs between groups alone; a layer whose inputs
-have an order of their own cannot be cut.
+they are quantized in different ways, which says the numbers of all; their inputs have to be in one order. Activations
+are not quantized as `compressed-tensors` says: they keep more bits, so scales of
+activations are not read. Several ranks may cut inputs between groups alone; a layer whose inputs have an order of their
+own cannot be cut.
 
 ## GGUF files
 
-A file is served as it is, `tessera serve model.gguf`, or a folder that holds one ([operations.md](operations.md#gguf-files)):
-of the architectures `llama` (Mistral's too), `qwen2` and `qwen3`, without experts; others, files in several parts and
-vision projectors are refused by name. Which numbers codes stand for is compared with the library `gguf` in the tests,
-logits with those that `transformers` computes of its numbers. No released file was loaded.
+A file is served as it is, `tessera serve model.gguf`, or a folder that holds one
+([operations.md](operations.md#gguf-files)): of the architectures `llama` (Mistral's too), `qwen2` and `qwen3`, without
+experts; others, files in several parts and vision projectors are refused by name. Which numbers codes stand for is
+compared with the library `gguf` in the tests, logits with those that `transformers` computes of its numbers. No
+released file was loaded.
 
 | types | how they are read | bits of a weight on the CPU, scales included |
 | --- | --- | --- |
@@ -76,7 +78,7 @@ logits with those that `transformers` computes of its numbers. No released file 
 | Q4_K; Q5_K | exactly: scale and minimum of a group are products, which float32 holds | 6; 10 |
 | Q6_K; IQ4_XS | exactly, scales in float32; Q6_K has a code in a byte and groups of 16 | 10; 5 |
 | Q2_K; Q3_K | exactly, codes in 4 bits and groups of 16 | 8; 6 |
-| IQ1, IQ2, IQ3, TQ1_0, TQ2_0 | as numbers, of which codes of 8 bits in groups of 32 are made, with a line in the log | 9 |
+| IQ1, IQ2, IQ3, TQ1_0, TQ2_0 | as numbers, which become codes of 8 bits in groups of 32, with a line in the log | 9 |
 | F32, F16, BF16 | as numbers; as codes of 8 bits where a layer that is computed with them has codes | 16; 9 |
 
 On other devices codes become numbers when they are loaded.
