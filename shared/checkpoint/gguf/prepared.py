@@ -28,7 +28,9 @@ log = structlog.get_logger(__name__)
 SUFFIX = ".gguf"
 _FORMAT = 1  # of what is written; raised when the same file is to give other ones
 _PROGRAM = (sys.executable, "-P", "-m", "shared.checkpoint.gguf.tokenizer_files")
-_PROGRAM_S = 120.0
+_PROGRAM_S = (
+    900.0  # where the machine is busy; of a processor's time it takes far less, or is ended
+)
 _LONGEST_REASON = 500
 # What a folder may have beside the file, which goes before what the file says.
 _BESIDE = (

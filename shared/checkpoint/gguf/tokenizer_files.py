@@ -5,17 +5,21 @@ which is large, and because the file may come from anywhere.
 """
 
 import json
+import resource
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from transformers import AutoTokenizer
 
+_PROCESSOR_S = 180  # of released tokenizers the slowest take some ten seconds
+
 
 def main(arguments: Sequence[str]) -> int:
     """Writes into the folder, which is there. Returns 1, with the reason in one line on the standard output, for what
     transformers cannot read."""
     file, folder = map(Path, arguments)
+    resource.setrlimit(resource.RLIMIT_CPU, (_PROCESSOR_S, _PROCESSOR_S))
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             str(file.parent), gguf_file=file.name, local_files_only=True
