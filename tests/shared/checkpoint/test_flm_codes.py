@@ -67,9 +67,11 @@ def test_codes_stay_as_they_are(tmp_path: Path, kind: int) -> None:
 @pytest.mark.parametrize("kind", [flm.INT8, flm.INT4_GROUP])
 def test_a_decoder_says_what_the_numbers_say(tmp_path: Path, kind: int) -> None:
     source = written(tmp_path, kind)
-    found = []
-    for name, more in (("codes", ["--keep-codes"]), ("numbers", [])):
-        assert run(source, tmp_path / name, "--dtype", "float32", *more) == 0
-        found.append(log_probabilities(loaded_with(tmp_path / name, "none", dtype="float32")))
+    assert run(source, tmp_path / "codes", "--dtype", "float32", "--keep-codes") == 0
+    assert run(source, tmp_path / "numbers", "--dtype", "float32") == 0
+    codes, numbers = (
+        log_probabilities(loaded_with(tmp_path / name, "none", dtype="float32"))
+        for name in ("codes", "numbers")
+    )
     # Activations have 14 bits where weights are codes.
-    assert torch.allclose(*found, atol=2e-2)
+    assert torch.allclose(codes, numbers, atol=2e-2)
