@@ -10,6 +10,7 @@ from services.families.family import GENERIC_ENCODER, GENERIC_PROMPT, Family, lo
 from services.families.generic import GENERIC
 from services.families.report import code_of
 from tessera.common.v1.media_pb2 import Modality
+from tests.support import quality_table
 
 _ROOT = Path(__file__).parents[2]
 FILE = _ROOT / "docs/models.md"
@@ -238,6 +239,7 @@ def table() -> str:
         _HEAD
         + _written(lines)
         + _QUANTIZED
+        + quality_table.section()
         + _RELEASED
         + _written(_NOT_KNOWN)
         + _TYPES

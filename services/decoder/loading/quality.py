@@ -80,7 +80,11 @@ def tell_codes(checkpoint: Checkpoint, quantization: str, ops: BaseOps, content:
         told["kl"] = known[quantization]
     log.info("quantized weights", scheme=quantization, group=ops.scheme.group or "row", **told)
     if ops.scheme.bits == 4 and checkpoint.num_parameters < SMALL and content:
-        compared = {} if "kl" in told else {"kl_of_demo_model": _of_demo_model(quantization)}
+        compared = (
+            {"kl": told["kl"]}
+            if "kl" in told
+            else {"kl_of_demo_model": _of_demo_model(quantization)}
+        )
         log.warning(
             "weights of 4 bits change answers of so small a model; int8 and calibrated codes do less",
             parameters_m=round(checkpoint.num_parameters / 1e6),
