@@ -365,7 +365,7 @@ def trace_settings() -> TraceSettings | None:
     if (
         not endpoint
         or said("OTEL_SDK_DISABLED", "").strip().lower() == "true"
-        or said("OTEL_TRACES_EXPORTER", "otlp") != "otlp"
+        or (said("OTEL_TRACES_EXPORTER") or "otlp") != "otlp"
     ):
         return None
     protocol = of_traces("PROTOCOL", "grpc")
