@@ -96,7 +96,7 @@ async def ask(system: System, begin: int) -> None:
     async with openai.AsyncOpenAI(base_url=system.base_url, api_key="none") as client:
 
         async def one(content: Any, stream: bool) -> None:
-            answer = await client.chat.completions.create(
+            answer: Any = await client.chat.completions.create(
                 model="tessera-demo",
                 messages=[{"role": "user", "content": content}],
                 max_tokens=16,
