@@ -123,6 +123,20 @@ async def test_settings_go_along(chat: ChatPage) -> None:
     assert body["response_format"]["json_schema"]["schema"] == schema  # type: ignore[index]
 
 
+async def test_an_adapter_is_chosen(chat: ChatPage) -> None:
+    cards = [{"id": MODEL, "max_model_len": 512}, {"id": "poems", "parent": MODEL}]
+    told = json.dumps({"object": "list", "data": cards})
+    await chat.page.route(
+        "**/v1/models", lambda route: route.fulfill(body=told, content_type="application/json")
+    )
+    await chat.page.reload()
+    bodies = asked(chat.page)
+    await chat.page.get_by_role("combobox", name="Model").select_option("poems (adapter)")
+    await chat.ask("Hello")
+    await expect(chat.answers.get_by_role("alert")).to_contain_text("'poems' does not exist")
+    assert bodies[0]["model"] == "poems"
+
+
 async def test_json_is_shown_in_lines(chat: ChatPage, stage: Stage) -> None:
     stage.says('{"shapes": [{"colour": "red"}]}')
     await chat.ask("As JSON")

@@ -81,7 +81,7 @@ async def test_conversations_are_found_named_exported_and_deleted(chat: ChatPage
     assert exported["title"] == "Cities"
     assert [node["text"] for node in exported["nodes"]] == ["Where is Łódź?", ANSWER]
     async with page.expect_download() as waiting:
-        await chat.button("Export as Markdown (MD)").click()
+        await chat.button("Export as MD").click()
     assert ANSWER in (await (await waiting.value).path()).read_text()
 
     page.on("dialog", lambda dialog: asyncio.ensure_future(dialog.accept()))
