@@ -123,6 +123,7 @@ async def test_settings_go_along(chat: ChatPage) -> None:
     assert body["response_format"]["json_schema"]["schema"] == schema  # type: ignore[index]
 
 
+@pytest.mark.full
 async def test_an_adapter_is_chosen(chat: ChatPage) -> None:
     cards = [{"id": MODEL, "max_model_len": 512}, {"id": "poems", "parent": MODEL}]
     told = json.dumps({"object": "list", "data": cards})
@@ -144,7 +145,7 @@ async def test_json_is_shown_in_lines(chat: ChatPage, stage: Stage) -> None:
     await expect(chat.answers.locator("code")).to_contain_text('  "shapes": [\n    {')
 
 
-@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("known", [True, pytest.param(False, marks=pytest.mark.full)])
 async def test_figures_open_a_panel(chat: ChatPage, known: bool) -> None:
     if known:
         span = {"name": "prefill", "service": "decoder", "replica": "", "start_ms": 3.0}

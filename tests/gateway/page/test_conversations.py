@@ -116,7 +116,7 @@ async def test_questions_are_edited_and_answers_made_anew_as_branches(
     await expect(chat.page.locator(".bubble")).to_have_text("What is there?")
 
 
-@pytest.mark.parametrize("how", ["button", "Escape"])
+@pytest.mark.parametrize("how", ["Escape", pytest.param("button", marks=pytest.mark.full)])
 async def test_an_answer_is_stopped_here_and_at_the_server(
     chat: ChatPage, stage: Stage, how: str
 ) -> None:
