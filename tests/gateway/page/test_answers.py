@@ -97,9 +97,9 @@ async def test_reasoning_calls_and_results(chat: ChatPage, stage: Stage) -> None
     await chat.button("Send the result").click()
     await expect(chat.answers.last).to_contain_text("It rains.")
     messages = bodies[1]["messages"]
-    assert [one["role"] for one in messages] == ["user", "assistant", "tool", "tool"]  # type: ignore[attr-defined]
-    calls = messages[1]["tool_calls"]  # type: ignore[index]
-    assert messages[2]["tool_call_id"] == calls[0]["id"]  # type: ignore[index]
+    assert [one["role"] for one in messages] == ["user", "assistant", "tool", "tool"]
+    calls = messages[1]["tool_calls"]
+    assert messages[2]["tool_call_id"] == calls[0]["id"]
 
 
 async def test_settings_go_along(chat: ChatPage) -> None:
@@ -117,10 +117,10 @@ async def test_settings_go_along(chat: ChatPage) -> None:
     await chat.ask("Hello")
     await expect(chat.answers).to_have_count(1)
     body = bodies[0]
-    assert body["messages"][0] == {"role": "system", "content": "Be brief."}  # type: ignore[index]
+    assert body["messages"][0] == {"role": "system", "content": "Be brief."}
     assert (body["max_tokens"], body["temperature"], body["seed"]) == (40, 0.5, 7)
     assert body["stop"] == ["END", "##"] and body["model"] == MODEL
-    assert body["response_format"]["json_schema"]["schema"] == schema  # type: ignore[index]
+    assert body["response_format"]["json_schema"]["schema"] == schema
 
 
 @pytest.mark.full

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from typing import Any
 
 import pytest
 from playwright.async_api import Browser, Page, expect
@@ -12,9 +13,9 @@ from tests.support.gateway.process import beside
 from tests.support.gateway.stage import ANSWER, Stage
 
 
-def asked(page: Page) -> list[dict[str, object]]:
+def asked(page: Page) -> list[dict[str, Any]]:
     """The bodies of chats that a page sends from now on."""
-    bodies: list[dict[str, object]] = []
+    bodies: list[dict[str, Any]] = []
     page.on(
         "request",
         lambda request: (
