@@ -97,9 +97,9 @@ async def test_reasoning_calls_and_results(chat: ChatPage, stage: Stage) -> None
     await chat.button("Send the result").click()
     await expect(chat.answers.last).to_contain_text("It rains.")
     messages = bodies[1]["messages"]
-    assert [one["role"] for one in messages] == ["user", "assistant", "tool", "tool"]  # type: ignore[attr-defined]
-    calls = messages[1]["tool_calls"]  # type: ignore[index]
-    assert messages[2]["tool_call_id"] == calls[0]["id"]  # type: ignore[index]
+    assert [one["role"] for one in messages] == ["user", "assistant", "tool", "tool"]
+    calls = messages[1]["tool_calls"]
+    assert messages[2]["tool_call_id"] == calls[0]["id"]
 
 
 async def test_settings_go_along(chat: ChatPage) -> None:
@@ -117,10 +117,25 @@ async def test_settings_go_along(chat: ChatPage) -> None:
     await chat.ask("Hello")
     await expect(chat.answers).to_have_count(1)
     body = bodies[0]
-    assert body["messages"][0] == {"role": "system", "content": "Be brief."}  # type: ignore[index]
+    assert body["messages"][0] == {"role": "system", "content": "Be brief."}
     assert (body["max_tokens"], body["temperature"], body["seed"]) == (40, 0.5, 7)
     assert body["stop"] == ["END", "##"] and body["model"] == MODEL
-    assert body["response_format"]["json_schema"]["schema"] == schema  # type: ignore[index]
+    assert body["response_format"]["json_schema"]["schema"] == schema
+
+
+@pytest.mark.full
+async def test_an_adapter_is_chosen(chat: ChatPage) -> None:
+    cards = [{"id": MODEL, "max_model_len": 512}, {"id": "poems", "parent": MODEL}]
+    told = json.dumps({"object": "list", "data": cards})
+    await chat.page.route(
+        "**/v1/models", lambda route: route.fulfill(body=told, content_type="application/json")
+    )
+    await chat.page.reload()
+    bodies = asked(chat.page)
+    await chat.page.get_by_role("combobox", name="Model").select_option("poems (adapter)")
+    await chat.ask("Hello")
+    await expect(chat.answers.get_by_role("alert")).to_contain_text("'poems' does not exist")
+    assert bodies[0]["model"] == "poems"
 
 
 async def test_json_is_shown_in_lines(chat: ChatPage, stage: Stage) -> None:
@@ -130,7 +145,7 @@ async def test_json_is_shown_in_lines(chat: ChatPage, stage: Stage) -> None:
     await expect(chat.answers.locator("code")).to_contain_text('  "shapes": [\n    {')
 
 
-@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("known", [True, pytest.param(False, marks=pytest.mark.full)])
 async def test_figures_open_a_panel(chat: ChatPage, known: bool) -> None:
     if known:
         span = {"name": "prefill", "service": "decoder", "replica": "", "start_ms": 3.0}

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from typing import Any
 
 import pytest
 from playwright.async_api import Browser, Page, expect
@@ -12,9 +13,9 @@ from tests.support.gateway.process import beside
 from tests.support.gateway.stage import ANSWER, Stage
 
 
-def asked(page: Page) -> list[dict[str, object]]:
+def asked(page: Page) -> list[dict[str, Any]]:
     """The bodies of chats that a page sends from now on."""
-    bodies: list[dict[str, object]] = []
+    bodies: list[dict[str, Any]] = []
     page.on(
         "request",
         lambda request: (
@@ -81,7 +82,7 @@ async def test_conversations_are_found_named_exported_and_deleted(chat: ChatPage
     assert exported["title"] == "Cities"
     assert [node["text"] for node in exported["nodes"]] == ["Where is Łódź?", ANSWER]
     async with page.expect_download() as waiting:
-        await chat.button("Export as Markdown (MD)").click()
+        await chat.button("Export as MD").click()
     assert ANSWER in (await (await waiting.value).path()).read_text()
 
     page.on("dialog", lambda dialog: asyncio.ensure_future(dialog.accept()))
@@ -116,7 +117,7 @@ async def test_questions_are_edited_and_answers_made_anew_as_branches(
     await expect(chat.page.locator(".bubble")).to_have_text("What is there?")
 
 
-@pytest.mark.parametrize("how", ["button", "Escape"])
+@pytest.mark.parametrize("how", ["Escape", pytest.param("button", marks=pytest.mark.full)])
 async def test_an_answer_is_stopped_here_and_at_the_server(
     chat: ChatPage, stage: Stage, how: str
 ) -> None:

@@ -32,16 +32,20 @@ async def test_pictures_come_by_drop_paste_and_button(chat: ChatPage) -> None:
     await chat.question.press("Enter")
     await chat.answered()
     await expect(chat.page.locator(".gallery img")).to_have_count(3)
-    [message] = bodies[0]["messages"]  # type: ignore[misc]
+    [message] = bodies[0]["messages"]
     kinds = [part["type"] for part in message["content"]]
     assert kinds == ["image_url", "image_url", "image_url", "text"]
     assert message["content"][0]["image_url"]["url"].startswith("data:image/png;base64,iVBOR")
     # They are sent along with the next question, also after a reload.
     await chat.page.reload()
     await expect(chat.page.locator(".gallery img")).to_have_count(3)
+    await expect(
+        chat.button("Send")
+    ).to_be_visible()  # also where the reload came before it was kept
+    await chat.answered()
     await chat.ask("Sure?")
     await chat.answered(2)
-    assert bodies[1]["messages"][0] == message  # type: ignore[index]
+    assert bodies[1]["messages"][0] == message
 
 
 async def test_a_question_waits_for_its_file(chat: ChatPage) -> None:
@@ -58,7 +62,7 @@ async def test_a_question_waits_for_its_file(chat: ChatPage) -> None:
     await chat.drop([("a.png", "image/png", PICTURE)])
     await chat.question.press("Enter")
     await chat.answered()
-    assert len(bodies[0]["messages"][0]["content"]) == 2  # type: ignore[index]
+    assert len(bodies[0]["messages"][0]["content"]) == 2
 
 
 async def test_what_cannot_be_sent_is_refused_with_a_sentence(

@@ -151,7 +151,7 @@ async def test_a_phone_shows_all_within_its_width(stage: Stage, browser: Browser
     assert await chat.page.evaluate(width) == 360
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.full)])
 async def test_axe_finds_nothing_serious(stage: Stage, browser: Browser, scheme: str) -> None:
     stage.says("# Title\n\n```python\ndef f(): return 'x' # y\n```\n\n| a |\n|---|\n| 1 |", 9)
     options = {"color_scheme": scheme, "bypass_csp": True, "reduced_motion": "reduce"}

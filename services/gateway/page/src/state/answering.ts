@@ -78,8 +78,11 @@ async function run(open: Open, node: Signal<Node>, makeBody: (() => Promise<stri
   }
   running.delete(id);
   writing.value = new Set(running.keys());
-  if (place.requestId && node.value.status === "done") await writer.askForTimes(place.requestId);
   await save(open);
+  if (place.requestId && node.value.status === "done") {
+    await writer.askForTimes(place.requestId);
+    await save(open);
+  }
 }
 
 /** What has come of one answer, shown and kept from time to time. */

@@ -7,7 +7,7 @@ export const en = {
   remove: "Delete",
   removeSure: "Delete “{title}”? This cannot be undone.",
   exportAs: "Export",
-  exportMarkdown: "as Markdown",
+  exportMarkdown: "as MD",
   exportJson: "as JSON",
   menu: "Conversations",
   closeMenu: "Close conversations",

@@ -9,7 +9,7 @@ export const zh: Texts = {
   remove: "删除",
   removeSure: "删除“{title}”？此操作无法撤销。",
   exportAs: "导出",
-  exportMarkdown: "为 Markdown",
+  exportMarkdown: "为 MD",
   exportJson: "为 JSON",
   menu: "对话列表",
   closeMenu: "关闭对话列表",

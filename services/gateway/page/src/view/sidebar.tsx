@@ -45,7 +45,7 @@ function Entry({ kept, onOpen }: { kept: Conversation; onOpen: () => void }) {
       {isCurrent && (
         <span class="tools">
           <IconButton name="edit" label={t("rename")} onClick={() => setNaming(true)} />
-          <IconButton name="save" label={`${t("exportAs")} ${t("exportMarkdown")} (MD)`} onClick={() => exportMarkdown(kept)} text="MD" />
+          <IconButton name="save" label={`${t("exportAs")} ${t("exportMarkdown")}`} onClick={() => exportMarkdown(kept)} text="MD" />
           <IconButton name="save" label={`${t("exportAs")} ${t("exportJson")}`} onClick={() => void exportJson(kept)} text="JSON" />
           <IconButton
             name="trash"
