@@ -7,6 +7,7 @@ from typing import TypeVar
 import structlog
 
 from services.families.check import Parts, require_servable
+from shared import kv_cache_dtype
 from shared.checkpoint.hub import find_on_hub
 from shared.devices import require_computable
 from shared.errors import InvalidRequest, NotFound, ServingError
@@ -28,6 +29,7 @@ def prepare_model(
     backend: ModelBackend = ModelBackend.AUTO,
     trust_remote_code: bool | None = None,
     quantization: str = scheme.NONE,
+    kv_cache: str = kv_cache_dtype.AUTO,
 ) -> S:
     """The settings with the folder of a model that can be served.
 
@@ -53,6 +55,7 @@ def prepare_model(
             trust_remote_code=trust_remote_code,
             family=settings.family,
             quantization=quantization,
+            kv_cache=kv_cache,
         )
     except ServingError as error:
         log.error("cannot go on", reason=error.reason, error=error.message)

@@ -47,6 +47,7 @@ from shared.artifacts.store import ArtifactReader
 from shared.checkpoint.content import content_digest
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
+from shared.kv_cache_dtype import AUTO, INT8, refused
 from shared.lora.modules import open_modules
 from shared.served_part import ServedPart
 from shared.torch_device import torch_device
@@ -172,6 +173,8 @@ def load_rank(
     require_graphs(settings.graphs, device)
     device.require_scheme(settings.quantization)
     device.ops.scheme = find_scheme(settings.quantization)
+    device.require_kv_cache(settings.kv_cache_dtype)
+    device.ops.codes_cache = settings.kv_cache_dtype == INT8
     if not settings.kv_cache_memory_bytes:
         device.require_free(settings.gpu_memory_utilization, settings.memory_sharers)
     longest = require_length(settings.max_model_len or sizes.max_position_embeddings)
@@ -202,6 +205,8 @@ def load_rank(
             device.ops.ranks.settle()
         spec = cache_spec(model.layers)
         model.needs.require_state(not spec.is_paged_alone)
+        if device.ops.codes_cache and not spec.paged:
+            raise refused(INT8, "no layer of the model has keys and values; leave the flag away")
         # The first rank alone says hello. What was just read is read again, most of it from memory.
         content = b"" if place.rank else _content(checkpoint)
         checkpoint.close()
@@ -222,7 +227,14 @@ def load_rank(
         equal = model.equal_rows and _promises_equal_rows(device.ops)
         if (error := tokenizer.exception()) is not None:  # waits until it is there
             log.warning("grammars are refused", reason=str(error))
-        name = fingerprint(checkpoint, dtype, model.code, share.size, settings.quantization)
+        name = fingerprint(
+            checkpoint,
+            dtype,
+            model.code,
+            share.size,
+            settings.quantization,
+            settings.kv_cache_dtype,
+        )
         off = (*model.needs.off, *(() if equal else ("equal bits in any batch",)))
         ranks = share.size if share.size > 1 else None
         part = ServedPart(model.code, off, model.largest_difference, ranks)
@@ -273,11 +285,16 @@ def _content(checkpoint: Checkpoint) -> bytes:
 
 
 def fingerprint(
-    checkpoint: Checkpoint, dtype: torch.dtype, code: str, ranks: int = 1, quantization: str = NONE
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    code: str,
+    ranks: int = 1,
+    quantization: str = NONE,
+    kv_cache: str = AUTO,
 ) -> bytes:
     """16 bytes over configuration, names of weights, element type, whose code runs the layers, in how many summands
-    their results are computed, and how weights are quantized when they are loaded. What a configuration says of its own
-    origin does not count: a fine-tune says another."""
+    their results are computed, how weights are quantized when they are loaded, and how the cache is. What a
+    configuration says of its own origin does not count: a fine-tune says another."""
     depends = [
         _without_origin(checkpoint.config),
         list(checkpoint.names()),
@@ -288,6 +305,8 @@ def fingerprint(
     if quantization != NONE:
         scheme = SCHEMES[quantization]
         depends.append([scheme.bits, scheme.group, scheme.digits])
+    if kv_cache != AUTO:
+        depends.append({"kv_cache": kv_cache})
     canonical = json.dumps(depends, sort_keys=True)
     return hashlib.blake2b(canonical.encode(), digest_size=16).digest()
 

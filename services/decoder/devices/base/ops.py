@@ -63,6 +63,8 @@ class BaseOps:
     ranks: RankGroup | None = None
     # How weights that are stored as numbers are quantized when they are packed; None: not at all.
     scheme: Scheme | None = None
+    # Whether the cache of tokens has codes of 8 bits, for devices that attend to such (`Device.require_kv_cache`).
+    codes_cache = False
     # Layers that were packed as codes, and what they take.
     coded_layers = 0
     coded_bytes = 0
