@@ -74,6 +74,7 @@ class Loaded:
     needs: Needs
     part: ServedPart
     adapters: Sequence[str] = ()  # digests of those that it has
+    kv_cache: str = ""  # how keys and values are kept where that is not as the model computes
     # Ends the other ranks, where there are any, after all steps.
     close: Callable[[], None] = lambda: None
 
@@ -250,6 +251,7 @@ def load_rank(
             model.needs,
             part,
             tuple(model.adapters),
+            INT8 if device.ops.codes_cache else "",
         )
 
 

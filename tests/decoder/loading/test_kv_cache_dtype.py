@@ -14,6 +14,7 @@ from services.decoder.devices.cuda.device import CudaDevice
 from services.decoder.loading.load import Loaded, load
 from services.decoder.settings import DecoderSettings
 from services.families.check import Parts, require_servable
+from services.scheduler.decoders.convert import capacity_of
 from shared.errors import InvalidRequest
 from shared.model_backends import ModelBackend
 from tests.support.checkpoints import make_checkpoint
@@ -97,11 +98,12 @@ def test_what_cannot_have_codes_is_refused_by_its_flag(
 
 @pytest.fixture
 async def stream(llama_folder: Path, short_tmp: Path) -> AsyncIterator[StepStream]:
-    options = {"num_host_blocks": 8, "kv_cache_dtype": "int8"}
+    options: dict[str, Any] = {"num_host_blocks": 8, "kv_cache_dtype": "int8"}
     async with (
         running_decoder(llama_folder, short_tmp / "s", **options) as decoder,
         StepStream.open(decoder.address) as opened,
     ):
+        assert capacity_of(opened.hello).kv_cache_dtype == "int8"  # a part of blocks' names
         yield opened
 
 

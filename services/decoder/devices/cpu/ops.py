@@ -238,8 +238,9 @@ class CpuOps(BaseOps):
         page, heads, size = self._kernels.page, spec.num_kv_heads, self._padded(spec)
         pages = self.block_size // page
         if not spec.coded:
-            shape = (num_blocks, heads, pages, 2, page * size)
-            both = zeros_in_huge_pages(shape, spec.dtype, touch)
+            both = zeros_in_huge_pages(
+                (num_blocks, heads, pages, 2, page * size), spec.dtype, touch
+            )
             call = binding.Cache(both.data_ptr(), pages, heads, size, spec.size, None, 0, 0)
             return _CpuKV(both[..., 0, :], both[..., 1, :], spec, ctypes.byref(call))
         shape = (num_blocks, heads, pages, self._page_bytes(spec))
