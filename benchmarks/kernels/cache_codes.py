@@ -30,7 +30,8 @@ def main(arguments: list[str]) -> None:
         for keys in _KEYS:
             for rows in _ROWS:
                 ways = [_way(ops, heads, keys, rows, coded) for coded in (False, True)]
-                end, turns = time.perf_counter() + told.seconds, []
+                end = time.perf_counter() + told.seconds
+                turns: list[list[float]] = []
                 while time.perf_counter() < end or len(turns) < 5:
                     turns.append([way() for way in ways])
                 plain, codes = (
