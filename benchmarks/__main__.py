@@ -22,6 +22,7 @@ MEASUREMENTS = {
         "linear": "linear layers by every instruction set of this machine, beside torch",
         "quantized": "linear layers over codes of 8 and 4 bits, beside the same ones in bfloat16",
         "attention": "attention by every instruction set of this machine",
+        "cache_codes": "attention of tokens to keys and values of 8 bits, beside bfloat16",
         "step": "a step of the decoder alone, with and without what makes it fast",
         "roofline": "projected milliseconds of a step on Ascend NPUs, from bytes and operations",
         "grammar": "a step of the decoder with and without a JSON schema for its sequences",

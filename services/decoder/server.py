@@ -131,6 +131,7 @@ def hello(decoder_id: str, loaded: Loaded) -> Hello:
         ranks=loaded.part.ranks or 1,
         content=loaded.content,
         numerics=loaded.numerics,
+        kv_cache_dtype=loaded.kv_cache,
         encoder_blocks=limits.num_encoder_blocks,
         adapters=loaded.adapters,
         max_adapters=loaded.worker.adapters.places,

@@ -7,6 +7,7 @@ from typing import TypeVar
 import structlog
 
 from services.families.check import Parts, require_servable
+from shared import kv_cache_dtype
 from shared.checkpoint.gguf.prepared import prepared_folder
 from shared.checkpoint.hub import find_on_hub
 from shared.devices import require_computable
@@ -30,6 +31,7 @@ def prepare_model(
     backend: ModelBackend = ModelBackend.AUTO,
     trust_remote_code: bool | None = None,
     quantization: str = scheme.AUTO,
+    kv_cache: str = kv_cache_dtype.AUTO,
 ) -> S:
     """The settings with the folder of a model that can be served.
 
@@ -56,6 +58,7 @@ def prepare_model(
             trust_remote_code=trust_remote_code,
             family=settings.family,
             quantization=quantization,
+            kv_cache=kv_cache,
         )
     except ServingError as error:
         log.error("cannot go on", reason=error.reason, error=error.message)

@@ -41,6 +41,10 @@ before pictures are seen: of GraniteDocling with `min_patches` 1 one that is a s
 
 """
 _QUANTIZED = """
+`--kv-cache-dtype int8` keeps the keys and values of every model here in 8 bits on the CPU
+([operations.md](operations.md#keys-and-values-of-8-bits)). Refused are models that have none, and those by the code of
+transformers with biases above 8 in an attention whose keys are not made by a `k_proj`.
+
 ## Quantized checkpoints
 
 Files of these kinds are read for decoders marked *native*, as codes; the vision encoder's and the tables of tokens

@@ -44,6 +44,7 @@ from services.families import registry
 from services.families.comparison import Comparison, compares_pictures
 from services.families.family import is_generic, load_part
 from services.families.generic import require_length
+from shared import kv_cache_dtype
 from shared.artifacts.store import ArtifactReader
 from shared.checkpoint.content import content_digest
 from shared.checkpoint.folder import Checkpoint
@@ -75,6 +76,7 @@ class Loaded:
     needs: Needs
     part: ServedPart
     adapters: Sequence[str] = ()  # digests of those that it has
+    kv_cache: str = ""  # how keys and values are kept where that is not as the model computes
     # Ends the other ranks, where there are any, after all steps.
     close: Callable[[], None] = lambda: None
 
@@ -175,6 +177,8 @@ def load_rank(
     device.require_scheme(settings.quantization)
     device.ops.scheme = find_scheme(settings.quantization, checkpoint.num_parameters)
     device.ops.keeps_codes = settings.quantization != NONE
+    device.require_kv_cache(settings.kv_cache_dtype)
+    device.ops.codes_cache = settings.kv_cache_dtype == kv_cache_dtype.INT8
     if not settings.kv_cache_memory_bytes:
         device.require_free(settings.gpu_memory_utilization, settings.memory_sharers)
     longest = require_length(settings.max_model_len or sizes.max_position_embeddings)
@@ -198,6 +202,11 @@ def load_rank(
             device.ops.ranks.settle()
         spec = cache_spec(model.layers)
         model.needs.require_state(not spec.is_paged_alone)
+        if device.ops.codes_cache and not spec.paged:
+            raise kv_cache_dtype.refused(
+                kv_cache_dtype.INT8,
+                "no layer of the model has keys and values; leave the flag away",
+            )
         # The first rank alone says hello. What was just read is read again, most of it from memory.
         content = b"" if place.rank else _content(checkpoint)
         tell_codes(checkpoint, settings.quantization, device.ops, content)
@@ -219,7 +228,14 @@ def load_rank(
         equal = model.equal_rows and _promises_equal_rows(device.ops)
         if (error := tokenizer.exception()) is not None:  # waits until it is there
             log.warning("grammars are refused", reason=str(error))
-        name = fingerprint(checkpoint, dtype, model.code, share.size, settings.quantization)
+        name = fingerprint(
+            checkpoint,
+            dtype,
+            model.code,
+            share.size,
+            settings.quantization,
+            settings.kv_cache_dtype,
+        )
         off = (*model.needs.off, *(() if equal else ("equal bits in any batch",)))
         ranks = share.size if share.size > 1 else None
         part = ServedPart(model.code, off, model.largest_difference, ranks)
@@ -235,6 +251,7 @@ def load_rank(
             model.needs,
             part,
             tuple(model.adapters),
+            INT8 if device.ops.codes_cache else "",
         )
 
 
@@ -270,11 +287,16 @@ def _content(checkpoint: Checkpoint) -> bytes:
 
 
 def fingerprint(
-    checkpoint: Checkpoint, dtype: torch.dtype, code: str, ranks: int = 1, quantization: str = AUTO
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    code: str,
+    ranks: int = 1,
+    quantization: str = AUTO,
+    kv_cache: str = kv_cache_dtype.AUTO,
 ) -> bytes:
     """16 bytes over configuration, names of weights, element type, whose code runs the layers, in how many summands
-    their results are computed, and how weights are quantized when they are loaded. What a configuration says of its own
-    origin does not count: a fine-tune says another."""
+    their results are computed, how weights are quantized when they are loaded, and how the cache is. What a
+    configuration says of its own origin does not count: a fine-tune says another."""
     depends = [
         _without_origin(checkpoint.config),
         list(checkpoint.names()),
@@ -287,6 +309,8 @@ def fingerprint(
     scheme = find_scheme(quantization, checkpoint.num_parameters)
     if scheme is not None:
         depends.append([scheme.bits, scheme.group, scheme.digits])
+    if kv_cache != kv_cache_dtype.AUTO:
+        depends.append({"kv_cache": kv_cache})
     canonical = json.dumps(depends, sort_keys=True)
     return hashlib.blake2b(canonical.encode(), digest_size=16).digest()
 

@@ -1,6 +1,7 @@
 """Llama and whatever shares its block: RMS norm, rotary grouped-query attention, SwiGLU."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import repeat
 from typing import ClassVar
@@ -14,7 +15,7 @@ from services.decoder.devices.base.ops import BaseOps
 from services.decoder.language_weights import LanguageWeights, canonical_name
 from services.decoder.models.adapters import Adapter, SegmentsOfLayers, addition_bytes
 from services.decoder.models.decoder_model import DecoderModel
-from services.decoder.models.layer_spec import Paged
+from services.decoder.models.layer_spec import LayerSpec, Paged
 from services.decoder.models.layer_weights import heads, load_layer
 from services.decoder.models.lora import load_lora
 from services.decoder.models.rope import rope_table
@@ -53,8 +54,9 @@ class Llama(DecoderModel):
     def __init__(self, config: DecoderConfig, ops: BaseOps, max_model_len: int) -> None:
         self.config = config
         own = self.heads(config, ops)
-        self.layers = [
-            Paged(own.num_kv, own.size, own.size, ops.dtype, window) for window in config.windows
+        self.layers: list[LayerSpec] = [
+            Paged(own.num_kv, own.size, own.size, ops.dtype, window, coded=ops.codes_cache)
+            for window in config.windows
         ]
         self._ops = ops
         cos, sin = rope_table(config.rope, self.REACH * max_model_len, ops.dtype, own.size)
@@ -118,8 +120,17 @@ class Llama(DecoderModel):
 
     def load_layers(self, weights: LanguageWeights, after: Sequence[Tensor | None]) -> None:
         """Takes all layers; after: the norm behind each."""
-        config, ops = self.config, self._ops
-        self._layers = [load_layer(weights, i, norm, config, ops) for i, norm in enumerate(after)]
+        self._layers = [self.load_layer(weights, i, norm) for i, norm in enumerate(after)]
+
+    def load_layer(
+        self, weights: LanguageWeights, number: int, after_norm: Tensor | None
+    ) -> DecoderLayer:
+        """Takes one layer, whose weights tell what its cache keeps beside codes."""
+        layer = load_layer(weights, number, after_norm, self.config, self._ops)
+        spec = self.layers[number]
+        if isinstance(spec, Paged) and spec.coded:
+            self.layers[number] = replace(spec, kept=layer.kept)
+        return layer
 
     def load_tables(self, weights: LanguageWeights) -> tuple[Table, LinearWeight | None]:
         """The token embedding [ids, hidden] and the output matrix [ids, hidden]; None where it is for vectors."""

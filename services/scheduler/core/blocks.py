@@ -198,7 +198,12 @@ def root_of(sequence: Sequence, capacity: Capacity) -> bytes:
         prompt = _packed(sequence.tokens[: sequence.prompt_len])
         prefix = prefix_digest(prompt, _media_extra(sequence.media, 0, sequence.prompt_len))
     return root_name(
-        capacity.block_size, sequence.lora_id, sequence.cache_salt, prefix, sequence.content
+        capacity.block_size,
+        sequence.lora_id,
+        sequence.cache_salt,
+        prefix,
+        sequence.content,
+        capacity.kv_cache_dtype,
     )
 
 

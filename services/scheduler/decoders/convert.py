@@ -50,6 +50,7 @@ def capacity_of(hello: decoder_pb2.Hello) -> Capacity:
         num_encoder_blocks=hello.encoder_blocks,
         adapters=frozenset(hello.adapters) - frozenset(hello.loaded_adapters),
         max_adapters=hello.max_adapters,
+        kv_cache_dtype=hello.kv_cache_dtype,
     )
 
 

@@ -66,6 +66,8 @@ class BaseOps:
     scheme: Scheme | None = None
     # Whether weights that are stored as codes are packed as codes, or as the numbers that these stand for.
     keeps_codes = True
+    # Whether the cache of tokens has codes of 8 bits, for devices that attend to such (`Device.require_kv_cache`).
+    codes_cache = False
     # Layers that were packed as codes, how many weights they have, and what they take.
     coded_layers = 0
     coded_weights = 0

@@ -2,7 +2,8 @@
 and in bfloat16: each kernel adds up in an order that depends on the row alone.
 
 The cache is [blocks, kv heads, pages, 2, 16 * D]: pages of 16 tokens, keys first, in the order in
-which the kernels read them (`cpu_kernels/attention.h`), D padded to whole vectors with zeros.
+which the kernels read them (`cpu_kernels/attention.h`), D padded to whole vectors with zeros. Codes are in pages of
+bytes (`coded_cache.py`).
 """
 
 import ctypes
@@ -23,6 +24,7 @@ from services.decoder.devices.base.adapters import (
 from services.decoder.devices.base.decoder_layer import DecoderLayer
 from services.decoder.devices.base.ops import BaseOps, Use
 from services.decoder.devices.cpu import additions
+from services.decoder.devices.cpu.coded_cache import BlockBytes, kept_memory
 from services.decoder.devices.cpu.layer import LayerCall, make_call, make_step
 from services.decoder.devices.cpu.tasks import find_chunk_tasks, find_tasks
 from services.decoder.steps.attention_meta import (
@@ -233,11 +235,18 @@ class CpuOps(BaseOps):
 
     def block_bytes(self, spec: KVSpec) -> int:
         """With heads padded to whole vectors."""
-        return 2 * self.block_size * spec.num_kv_heads * self._padded(spec) * spec.dtype.itemsize
+        pages = spec.num_kv_heads * self.block_size // self._kernels.page
+        if spec.coded:
+            return pages * self._page_bytes(spec)
+        return pages * 2 * self._kernels.page * self._padded(spec) * spec.dtype.itemsize
 
     def _padded(self, spec: KVSpec) -> int:
         lanes = self._kernels.lanes
         return -(-spec.size // lanes) * lanes
+
+    def _page_bytes(self, spec: KVSpec) -> int:
+        kept = max(map(len, spec.kept), default=0)
+        return self._kernels.coded_page_bytes(self._type, self._padded(spec), kept)
 
     def alloc_kv(self, spec: KVSpec, num_blocks: int) -> PagedKV:
         """Memory of its own, in huge pages."""
@@ -250,9 +259,20 @@ class CpuOps(BaseOps):
     def _alloc(self, spec: KVSpec, num_blocks: int, touch: bool) -> PagedKV:
         page, heads, size = self._kernels.page, spec.num_kv_heads, self._padded(spec)
         pages = self.block_size // page
-        both = zeros_in_huge_pages((num_blocks, heads, pages, 2, page * size), spec.dtype, touch)
-        cache = binding.Cache(both.data_ptr(), pages, heads, size, spec.size)
-        return _CpuKV(both[..., 0, :], both[..., 1, :], both, spec.size, ctypes.byref(cache))
+        if not spec.coded:
+            both = zeros_in_huge_pages(
+                (num_blocks, heads, pages, 2, page * size), spec.dtype, touch
+            )
+            call = binding.Cache(both.data_ptr(), pages, heads, size, spec.size, None, 0, 0)
+            return _CpuKV(both[..., 0, :], both[..., 1, :], spec, ctypes.byref(call))
+        shape = (num_blocks, heads, pages, self._page_bytes(spec))
+        raw, kept = zeros_in_huge_pages(shape, torch.uint8, touch), kept_memory(spec)
+        call = binding.Cache(
+            raw.data_ptr(), pages, heads, size, spec.size, kept.data_ptr(), kept.shape[1], 1
+        )
+        # Scales and what is kept beside codes lie behind values.
+        codes = page * size
+        return _CpuKV(raw[..., :codes], raw[..., codes:], spec, ctypes.byref(call), raw, kept)
 
     def qkv_rope_write(
         self,
@@ -289,15 +309,21 @@ class CpuOps(BaseOps):
     def scrub(self, kv: PagedKV, slots: Tensor) -> None:
         """Zeroes single tokens of the cache."""
         own = _own(kv)
-        zeros = torch.zeros((len(slots), own.both.shape[1], own.size), dtype=own.both.dtype)
+        zeros = torch.zeros((len(slots), own.spec.num_kv_heads, own.spec.size), dtype=self.dtype)
         self._copy(self._kernels.kv_write, zeros, zeros, kv, slots)
 
     def export_block(self, kv: PagedKV, block: int) -> tuple[Tensor, Tensor]:
-        """One block in the canonical layout (token of the block, kv head, element)."""
+        """One block in the canonical layout (token of the block, kv head, element); codes as bytes, see
+        `BlockBytes`."""
+        if (own := _own(kv)).raw is not None:
+            return self._bytes(own, block).read()
         return self._read(kv, self._slots(block))
 
     def import_block(self, kv: PagedKV, block: int, k: Tensor, v: Tensor) -> None:
         """Writes one block given in the canonical layout."""
+        if (own := _own(kv)).raw is not None:
+            self._bytes(own, block).write(k, v)
+            return
         self._copy(self._kernels.kv_write, k.contiguous(), v.contiguous(), kv, self._slots(block))
 
     def gather(self, kv: PagedKV, table: Tensor, length: int) -> tuple[Tensor, Tensor]:
@@ -306,13 +332,19 @@ class CpuOps(BaseOps):
         blocks = table[places // self.block_size].long()
         return self._read(kv, blocks * self.block_size + places % self.block_size)
 
+    def _bytes(self, kv: "_CpuKV", block: int) -> BlockBytes:
+        assert kv.raw is not None and kv.kept is not None
+        size, padded, page = kv.spec.size, self._padded(kv.spec), self._kernels.page
+        kept = kv.kept.shape[1]
+        return BlockBytes(kv.raw[block], size, padded, kept, page, self.dtype.itemsize)
+
     def _slots(self, block: int) -> Tensor:
         return torch.arange(block * self.block_size, (block + 1) * self.block_size)
 
     def _read(self, kv: PagedKV, slots: Tensor) -> tuple[Tensor, Tensor]:
         own = _own(kv)
-        shape = (len(slots), own.both.shape[1], own.size)
-        k, v = (torch.empty(shape, dtype=own.both.dtype) for _ in range(2))
+        shape = (len(slots), own.spec.num_kv_heads, own.spec.size)
+        k, v = (torch.empty(shape, dtype=self.dtype) for _ in range(2))
         self._copy(self._kernels.kv_read, k, v, kv, slots)
         return k, v
 
@@ -399,7 +431,7 @@ class CpuOps(BaseOps):
         out = torch.empty((tokens, num_q, size), dtype=q.dtype)
         if tokens > meta.cu_q[-1]:
             out[meta.cu_q[-1] :] = 0
-        share, table = num_q // own.both.shape[1], meta.block_table
+        share, table = num_q // own.spec.num_kv_heads, meta.block_table
         tasks = find_tasks(meta, share)
         if chunk is not None:
             tasks, table = find_chunk_tasks(meta, share, chunk, self.block_size)
@@ -434,11 +466,13 @@ class _PackedPanels(Packed):
 
 @dataclass(frozen=True)
 class _CpuKV(PagedKV):
-    """Keys and values as the halves of `both` [blocks, kv heads, pages, 2, 16 * padded D]."""
+    """Keys and values [blocks, kv heads, pages, 16 * padded D]; `raw`: of codes the bytes of all pages, `kept` as in
+    `kept_memory`; `cache`: all of it, as called."""
 
-    both: Tensor
-    size: int  # D
+    spec: KVSpec
     cache: "ctypes._CArgObject"
+    raw: Tensor | None = None
+    kept: Tensor | None = None
 
 
 def _panels(packed: Packed) -> PackedLinear:
