@@ -251,7 +251,7 @@ def load_rank(
             model.needs,
             part,
             tuple(model.adapters),
-            INT8 if device.ops.codes_cache else "",
+            kv_cache_dtype.INT8 if device.ops.codes_cache else "",
         )
 
 

@@ -70,7 +70,7 @@ def test_a_decoder_says_what_the_numbers_say(tmp_path: Path, kind: int) -> None:
     assert run(source, tmp_path / "codes", "--dtype", "float32", "--keep-codes") == 0
     assert run(source, tmp_path / "numbers", "--dtype", "float32") == 0
     codes, numbers = (
-        log_probabilities(loaded_with(tmp_path / name, "none", dtype="float32"))
+        log_probabilities(loaded_with(tmp_path / name, "auto", dtype="float32"))
         for name in ("codes", "numbers")
     )
     # Activations have 14 bits where weights are codes.
