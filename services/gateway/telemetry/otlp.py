@@ -27,8 +27,8 @@ from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Sp
 
 from services.gateway.telemetry.request_timeline import RequestTimeline
 from services.gateway.telemetry.request_timeline import Span as Seen
-from shared.settings import TraceSettings
 from shared.telemetry.request_names import trace_parent
+from shared.telemetry.trace_settings import TraceSettings
 from tessera.scheduler.v1.queue_pb2 import ReplyKind, RequestSpec
 
 _EXPORT = "/opentelemetry.proto.collector.trace.v1.TraceService/Export"

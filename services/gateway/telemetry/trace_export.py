@@ -17,7 +17,8 @@ from shared.net import supervise
 from shared.net.backoff import Backoff
 from shared.net.supervise import Background
 from shared.queue.timeline_store import TimelineStore
-from shared.settings import TraceSettings, trace_settings
+from shared.settings import trace_settings
+from shared.telemetry.trace_settings import TraceSettings
 
 log = structlog.get_logger(__name__)
 

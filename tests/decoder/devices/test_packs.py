@@ -5,7 +5,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from services.decoder.devices.base.ops import BaseOps, Use
+from services.decoder.devices.base.ops import BaseOps
+from services.decoder.devices.base.use import Use
 from services.decoder.devices.cpu.ops import CpuOps
 from services.decoder.devices.cpu.torch_ops import TorchCpuOps
 from services.decoder.devices.cuda.ops import CudaOps

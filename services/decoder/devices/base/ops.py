@@ -5,7 +5,6 @@ can do better; a fused op it leaves alone is made of the small ones here.
 """
 
 from collections.abc import Iterable, Sequence
-from enum import Enum, auto
 from functools import partial
 from typing import final
 
@@ -23,6 +22,7 @@ from services.decoder.devices.base.experts import (
     one_by_one,
 )
 from services.decoder.devices.base.hidden_keys import hidden_keys
+from services.decoder.devices.base.use import Use
 from services.decoder.ranks.rank_group import RankGroup
 from services.decoder.ranks.share import Share
 from services.decoder.steps.attention_meta import (
@@ -40,16 +40,6 @@ from shared.weights.on_the_fly import quantize
 from shared.weights.scheme import HEAD, Scheme
 
 _NO_SEGMENTS = LayerSegments((), ())
-
-
-class Use(Enum):
-    """Which operation a packed linear layer is for."""
-
-    LINEAR = auto()
-    GATE_UP = auto()
-    GELU = auto()
-    HEAD = auto()
-    UNCHANGED = auto()  # stays as it is stored
 
 
 class BaseOps:

@@ -22,7 +22,8 @@ from services.decoder.devices.base.adapters import (
     Segment,
 )
 from services.decoder.devices.base.decoder_layer import DecoderLayer
-from services.decoder.devices.base.ops import BaseOps, Use
+from services.decoder.devices.base.ops import BaseOps
+from services.decoder.devices.base.use import Use
 from services.decoder.devices.cpu import additions
 from services.decoder.devices.cpu.coded_cache import BlockBytes, kept_memory
 from services.decoder.devices.cpu.layer import LayerCall, make_call, make_step

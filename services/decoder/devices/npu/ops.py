@@ -15,7 +15,8 @@ from torch import Tensor
 
 from services.decoder.devices.base.adapters import Addition, LinearPlace
 from services.decoder.devices.base.experts import ExpertLayer, PackedExperts, Router
-from services.decoder.devices.base.ops import BaseOps, Use
+from services.decoder.devices.base.ops import BaseOps
+from services.decoder.devices.base.use import Use
 from services.decoder.devices.npu import fused_attention, grouped_experts, tiled_weights, trials
 from services.decoder.devices.npu.attention_call import attention_calls
 from services.decoder.devices.npu.forms import (
