@@ -228,7 +228,11 @@ def test_a_takeover_after_the_loss_of_a_decoder_is_in_timeline_and_trace(
 def running_on(system: System, request_id: str) -> str:
     """The decoder that computes a request, once its timeline says so."""
     spans = timeline(system, request_id)["spans"]
-    found = [span["replica"] for span in spans if span["name"] == "first_token"]
+    found = [
+        span["replica"]
+        for span in spans
+        if span["name"] == "prefill" and span["service"] == "decoder"
+    ]
     return str(found[0]) if found else ""
 
 
