@@ -256,8 +256,14 @@ def test_doctor_says_of_a_model_what_serve_says(
 @pytest.mark.parametrize(
     ("backend", "said"),
     [
-        ("auto", "of quantized checkpoints those of awq, gptq, fp8 and compressed-tensors are read"),
-        ("native", "of quantized checkpoints those of awq, gptq, fp8 and compressed-tensors are read"),
+        (
+            "auto",
+            "of quantized checkpoints those of awq, gptq, fp8 and compressed-tensors are read",
+        ),
+        (
+            "native",
+            "of quantized checkpoints those of awq, gptq, fp8 and compressed-tensors are read",
+        ),
         ("transformers", "not supported where the code of transformers runs the layers"),
     ],
 )
