@@ -1,6 +1,5 @@
 """`tessera why REQUEST_ID`: where a request's time went, as a waterfall in the terminal."""
 
-import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import quote, urlencode
 
-from services.launcher.logs import lines_of_all
+from services.launcher.logs import lines_of_all, own_name
 from services.launcher.settings import WhySettings, log_folders
 from services.launcher.state.log_files import LogLine
 from shared.client import BlockingClient, ClientError, Refused
@@ -17,7 +16,6 @@ from shared.errors import InvalidRequest
 _PROG = "tessera why"
 _NOT_FOUND = 404
 _KEPT = timedelta(minutes=10)
-_NAME = re.compile(r"(?:[a-z]+[_-])?(r_[0-9a-f]{8}_[0-9a-f]{32})")
 _NARROWEST = 20  # columns of the bars
 _MOST_ROWS = 60
 _PATIENCE_S = 5.0
@@ -88,9 +86,9 @@ def _bar(start: float, share: float, width: int) -> str:
 def _explain(settings: WhySettings) -> str:
     """Why there is no timeline, by the logs of this machine where they say it."""
     name = settings.request_id
-    if not _NAME.fullmatch(name):
+    if (own := own_name(name)) is None:
         return f"{name} is no id of a request: it is `r_` and two numbers in hex, as in the header x-tessera-request-id"
-    lines = lines_of_all(log_folders(settings.state_dir), _NAME.fullmatch(name)[1])  # type: ignore[index]
+    lines = lines_of_all(log_folders(settings.state_dir), own)
     ended = next((line for line in reversed(lines) if "request ended" in line.text), None)
     if ended is None and not lines:
         return (

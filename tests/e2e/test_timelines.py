@@ -268,6 +268,8 @@ def test_the_command_line_says_why_and_shows_the_lines_of_a_request(
     events = [json.loads(line.partition(" | ")[2]) for line in lines]
     assert {"admitted", "taken", "request ended"} <= {event["event"] for event in events}
     assert {event["trace_id"] for event in events} == {rid[-32:]}
+    assert logs.main([f"chatcmpl-{rid}", *state]) == 0  # as the answer names itself
+    assert capsys.readouterr().out.splitlines() == lines
     assert logs.main(["order-17", *state]) == 0
     assert set(capsys.readouterr().out.splitlines()) <= set(lines)
     assert logs.main(["order-1", *state]) == 1
