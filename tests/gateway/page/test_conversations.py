@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Browser, Page, Route, expect
 
 from tests.support.browser import Balancer, ChatPage
 from tests.support.gateway.process import beside
@@ -40,6 +40,23 @@ class Gate:
 
     def open(self) -> None:
         self._open.set()
+
+
+async def test_a_question_may_be_quicker_than_the_list_of_models(chat: ChatPage) -> None:
+    sent, told = asked(chat.page), asyncio.Event()
+
+    async def late(route: Route) -> None:
+        await told.wait()
+        await route.continue_()
+
+    await chat.page.route("**/v1/models", late)
+    await chat.page.reload()
+    await chat.ask("Already?")
+    await expect(chat.answers).to_have_count(1)
+    assert sent == []
+    told.set()
+    await chat.answered()
+    assert [body["model"] for body in sent] == ["tiny-vl"]
 
 
 async def test_turns_are_sent_along_and_kept_over_a_reload(chat: ChatPage) -> None:

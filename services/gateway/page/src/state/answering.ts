@@ -7,7 +7,7 @@ import type { CallDelta, Chunk, RequestState } from "../api/types";
 import { t } from "../text/text";
 import { add, ensureOpen, newId, path, save, titleOf, type Open } from "./chat";
 import { bodyOf } from "./messages";
-import { model } from "./server";
+import { modelName } from "./server";
 import type { Attachment, Figures, Node, ToolCall, ToolResult } from "./types";
 
 const SHOW_MS = 40; // between two looks of the page at a growing text
@@ -27,10 +27,13 @@ export function ask(text: string, attachments: Attachment[], parent: string | nu
 }
 
 export function answer(open: Open, parent: string): void {
-  const name = model.value?.id ?? "";
-  const node = add(open, { parent, role: "assistant", text: "", status: "running", model: name });
+  const node = add(open, { parent, role: "assistant", text: "", status: "running" });
   void save(open);
-  void run(open, node, () => bodyOf(path(open, parent), name));
+  void run(open, node, async (until) => {
+    const name = await modelName(until); // a question may be quicker than the list of models
+    node.value = { ...node.value, model: name };
+    return bodyOf(path(open, parent), name);
+  });
 }
 
 export function sendResults(open: Open, parent: string, results: ToolResult[]): void {
@@ -57,7 +60,7 @@ export function stopAll(): boolean {
   return any;
 }
 
-async function run(open: Open, node: Signal<Node>, makeBody: (() => Promise<string>) | null): Promise<void> {
+async function run(open: Open, node: Signal<Node>, makeBody: ((until: AbortSignal) => Promise<string>) | null): Promise<void> {
   const control = new AbortController();
   const { id } = node.value;
   running.set(id, control);
@@ -65,7 +68,7 @@ async function run(open: Open, node: Signal<Node>, makeBody: (() => Promise<stri
   const writer = new Writer(open, node, makeBody === null);
   const place: Place = { key: newId(), requestId: node.value.requestId ?? "", eventId: "" };
   try {
-    await follow(makeBody && (await makeBody()), place, writer, control.signal);
+    await follow(makeBody && (await makeBody(control.signal)), place, writer, control.signal);
     writer.end({ status: "done" });
   } catch (error) {
     if (control.signal.aborted) {

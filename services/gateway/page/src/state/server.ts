@@ -14,6 +14,18 @@ const system = signal<SystemState | null>(null);
 export const model = computed<ModelCard | undefined>(
   () => models.value.find((card) => card.id === settings.value.model) ?? models.value[0],
 );
+/** The name of that, once the server has told its models. Rejects when `until` is aborted before. */
+export function modelName(until: AbortSignal): Promise<string> {
+  return new Promise((found, failed) => {
+    until.addEventListener("abort", () => failed(until.reason), { once: true });
+    const leave = model.subscribe((card) => {
+      if (!card) return;
+      found(card.id);
+      queueMicrotask(() => leave()); // it may be called before `subscribe` returns
+    });
+  });
+}
+
 /** Bytes of the largest request; the gateway's default until it is known. */
 export const mostBytes = computed(() => system.value?.limits.max_body_bytes ?? 32 << 20);
 /** Tokens of a prompt with its answer; 0 until that is known. */
