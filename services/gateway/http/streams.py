@@ -55,6 +55,9 @@ async def _write_frames(
         pieces = await answer.next()
         if not begun and answer.prompt_scores is not None:
             begun, chunk = True, await _write_first(exchange, answer, writer, lock, b"")
+        if len(pieces) == 1 and not chunk:  # nearly always
+            chunk = writer.piece(pieces[0])
+            continue
         frames, size = [chunk], len(chunk)
         for piece in pieces:
             frame = writer.piece(piece)

@@ -22,6 +22,9 @@ def find_tasks(meta: AttnMeta, share: int) -> Tasks:
     known: dict[int, Tasks] = meta.device_state.setdefault("tasks", {})
     if share not in known:
         most = max(1, _TASK_ROWS // share)
+        if not meta.bidirectional and (whole := _whole_rows(meta, most)) is not None:
+            known[share] = whole
+            return whole
         tasks = []
         for row, (first, end, length) in enumerate(
             zip(meta.cu_q, meta.cu_q[1:], meta.kv_lens, strict=False)
@@ -34,6 +37,21 @@ def find_tasks(meta: AttnMeta, share: int) -> Tasks:
         tasks.sort(key=lambda task: -task[2] * (task[4] or task[3] + task[2]))
         known[share] = np.asarray(tasks, np.int32).reshape(-1, 5)
     return known[share]
+
+
+def _whole_rows(meta: AttnMeta, most: int) -> "Tasks | None":
+    """A task for each row, in the order of `find_tasks`; None where a row has no tokens or more than `most`. Steps that
+    only generate take this path, in which Python does nothing for each row."""
+    ends, lengths = np.asarray(meta.cu_q, np.int32), np.asarray(meta.kv_lens, np.int32)
+    ends = ends[: len(lengths) + 1]
+    counts = np.diff(ends)
+    if not len(counts) or counts.min() < 1 or counts.max() > most:
+        return None
+    tasks = np.zeros((len(counts), 5), np.int32)
+    tasks[:, 0] = np.arange(len(counts))
+    tasks[:, 1], tasks[:, 2], tasks[:, 3] = ends[:-1], counts, lengths - counts
+    work = counts.astype(np.int64) * lengths
+    return tasks[np.argsort(-work, kind="stable")]
 
 
 def _stretches(meta: AttnMeta, row: int, start: int, end: int) -> Iterator[tuple[int, int, int]]:
