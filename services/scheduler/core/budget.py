@@ -18,6 +18,20 @@ _LARGEST_ERROR = 3.0  # a process that lost its core for a while says little abo
 # longer without a second step for its last few tokens.
 _RESERVED_SHARE = 17
 _DECODERS = "This decoder's"
+# Of drafts: the share that is accepted before any was, and by how much one changes that of its sequence and of all.
+_FIRST_ACCEPTANCE = 0.6
+_ACCEPTANCE_RATE = 0.2
+_USUAL_RATE = 0.02
+_LEAST_GAIN = (
+    1.02  # in tokens a second: below it drafts are not worth what may be wrong about their cost
+)
+_DRAFTED_IN_A_ROW = 64  # steps, until one without drafts shows what that takes
+_TOKENS_BETWEEN_PROBES = 32
+_OWN_RATE, _SHARED_RATE = (
+    0.1,
+    0.15,
+)  # shares of a step's error that are taken over, by steps of its size and by all
+_FORGOTTEN_AFTER = 512  # steps
 
 
 class AttentionKind(Enum):
@@ -98,6 +112,7 @@ class Capacity:
     num_encoder_blocks: int = 0  # for the keys of media, where layers attend to them
     adapters: frozenset[str] = frozenset()  # digests of those that it has for as long as it runs
     max_adapters: int = 0  # that plans may load beside them
+    max_drafts: int = 0  # that it puts into a row by itself
 
     @property
     def reuses_blocks(self) -> bool:
@@ -299,3 +314,153 @@ class StepBudget:
             return 0
         first = costs.of_token + costs.of_pair * start
         return int(2 * left / (first + sqrt(first * first + 2 * costs.of_pair * left)))
+
+
+class Lookahead:
+    """How many drafts the rows of sequences that decode may have: as many as give the most tokens a second, often none.
+
+    A draft costs what a step with one token more was measured to take, and gives a token with the probability that it
+    and all before it in its row are accepted, by the share of the sequence's latest ones that were. Both are learned
+    from steps that are computed anyway: every so often one has no drafts, and a sequence whose drafts do not pay is
+    given one.
+    """
+
+    def __init__(self, most: int) -> None:
+        """`most`: drafts of a row."""
+        self._most = most
+        self._plain, self._drafted = _StepTimes(), _StepTimes()
+        self._steps = self._drafted_in_a_row = 0
+        self._usual = _FIRST_ACCEPTANCE  # of sequences that have had no drafts
+        self.is_pausing = False  # the drafts of this step, to measure one without
+        # Since the start.
+        self.rows = 0
+        self.accepted = [0] * most  # by place behind the row's own token
+        self.tokens = 0
+
+    def choose(self, sequences: list[Sequence], decoding: int) -> None:
+        """Sets `num_drafts` of sequences that may have some in the next plan, in which `decoding` sequences decode,
+        themselves included."""
+        for sequence in sequences:
+            sequence.num_drafts = 0
+        plain = self._plain.at_most(decoding)
+        self.is_pausing = not plain or self._drafted_in_a_row >= _DRAFTED_IN_A_ROW
+        if self.is_pausing:
+            self._drafted_in_a_row = 0
+            return
+        total, chosen = float(decoding), 0
+        best = least = total / plain * _LEAST_GAIN
+        values = self._by_value(sequences)
+        for count, (value, _) in enumerate(values, 1):
+            total += value
+            rate = total / (self._drafted.at_most(decoding + count) or plain)
+            if rate > best:
+                best, chosen = rate, count
+            if not self._drafted.knows(decoding + count):
+                break  # it is tried, if it may pay, before larger ones
+        for _, sequence in values[:chosen]:
+            sequence.num_drafts += 1
+        # A draft for those whose drafts do not pay, where one that is right would.
+        if (decoding + 1) / (self._drafted.at_most(decoding + 1) or plain) > least:
+            for sequence in sequences:
+                if not sequence.num_drafts and sequence.num_tokens >= sequence.probe_from:
+                    sequence.num_drafts = 1
+                    sequence.probe_from = sequence.num_tokens + _TOKENS_BETWEEN_PROBES
+
+    def _by_value(self, sequences: list[Sequence]) -> list[tuple[float, Sequence]]:
+        """All drafts that there may be, each with the tokens that it is expected to give: the most first."""
+        values: list[tuple[float, Sequence]] = []
+        for sequence in sequences:
+            share = sequence.acceptance
+            value = share = self._usual if share < 0 else share
+            for _ in range(min(self._most, sequence.length_limit - sequence.num_tokens - 1)):
+                values.append((value, sequence))
+                value *= share
+        values.sort(key=_value, reverse=True)
+        return values
+
+    def put_off(self, sequence: Sequence) -> int:
+        """Tokens for which a sequence without drafts need not be looked at."""
+        sequence.probe_from = max(sequence.probe_from, sequence.num_tokens + _TOKENS_BETWEEN_PROBES)
+        return _TOKENS_BETWEEN_PROBES
+
+    def learn(self, sequence: Sequence, drafted: int, accepted: int) -> None:
+        """What became of the drafts of a row."""
+        if not drafted:
+            return
+        self.rows += 1
+        self.tokens += drafted
+        share = self._usual if sequence.acceptance < 0 else sequence.acceptance
+        for place in range(accepted):
+            self.accepted[place] += 1
+            share += _ACCEPTANCE_RATE * (1 - share)
+            self._usual += _USUAL_RATE * (1 - self._usual)
+        if accepted < drafted:
+            share -= _ACCEPTANCE_RATE * share
+            self._usual -= _USUAL_RATE * self._usual
+        else:  # one more is worth a try
+            sequence.probe_from = sequence.plain_until = 0
+        sequence.acceptance = share
+
+    def measure(self, plan: StepPlan, drafted: int, took: float) -> None:
+        """A step with so many drafts took so many microseconds."""
+        self._steps += 1
+        self._drafted_in_a_row = self._drafted_in_a_row + 1 if drafted else 0
+        if len(plan.row_slot) == len(plan.sample_row) == plan.num_tokens - drafted:
+            mine, other = self._plain, self._drafted
+            if drafted:
+                mine, other = other, mine
+            # Most of what differs from before is the machine's doing, and concerns all steps.
+            other.scale *= mine.learn(self._steps, plan.num_tokens, took)
+        if self._steps % _FORGOTTEN_AFTER == 0:
+            self._plain.forget(self._steps - _FORGOTTEN_AFTER)
+            self._drafted.forget(self._steps - _FORGOTTEN_AFTER)
+
+
+class _StepTimes:
+    """Microseconds of steps that only generate, by their tokens: many numbers together, and the later the more."""
+
+    def __init__(self) -> None:
+        self.scale = 1.0
+        self._us: dict[int, float] = {}  # to be multiplied by the scale
+        self._seen: dict[int, int] = {}  # the latest step
+
+    def knows(self, tokens: int) -> bool:
+        """Whether steps of this size were seen."""
+        return _size_class(tokens) in self._us
+
+    def at_most(self, tokens: int) -> float:
+        """Of the largest known step with no more tokens; 0 if none is known: what is not known is tried."""
+        size = _size_class(tokens)
+        if size in self._us:
+            return self._us[size] * self.scale
+        below = [known for known in self._us if known < size]
+        return self._us[max(below)] * self.scale if below else 0.0
+
+    def learn(self, step: int, tokens: int, took: float) -> float:
+        """Takes in what a step took. Returns by how much steps of all sizes seem to take longer than before."""
+        size = _size_class(tokens)
+        self._seen[size] = step
+        known = self._us.get(size)
+        if known is None:
+            self._us[size] = took / self.scale
+            return 1.0
+        error = max(-0.5, min(0.5, took / (known * self.scale) - 1))
+        self._us[size] = known * (1 + _OWN_RATE * error)
+        shared = 1 + _SHARED_RATE * error
+        self.scale *= shared
+        return shared
+
+    def forget(self, before: int) -> None:
+        """What was measured before a step is tried again."""
+        for size in [size for size, seen in self._seen.items() if seen < before]:
+            del self._seen[size], self._us[size]
+
+
+def _size_class(tokens: int) -> int:
+    """Steps of up to 16 tokens are told apart, eight sizes between a larger power of two and the next."""
+    shift = max(0, tokens.bit_length() - 4)
+    return tokens if tokens <= 16 else tokens >> shift << shift
+
+
+def _value(one: tuple[float, Sequence]) -> float:
+    return one[0]

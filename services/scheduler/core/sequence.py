@@ -143,6 +143,14 @@ class Sequence:
     was_recomputed: bool = False  # what it had lost was computed again after its first token
     plain_until: int = 0  # a row of one token that starts below needs no block and is not the last
     watch_from: int = 0  # commits that make it this long, or longer, need a look
+    # Drafts that the decoder may put into its next row, and may have put into rows that were not answered yet: by so
+    # many tokens it may be longer than `num_tokens`, and computed further than `num_computed_tokens`.
+    num_drafts: int = 0
+    slack: int = 0
+    acceptance: float = (
+        -1.0
+    )  # share of its drafts that were right, the latest ones; -1: it had none
+    probe_from: int = 0  # with so many tokens it gets a draft, though the ones before did not pay
 
     def __post_init__(self) -> None:
         self.num_tokens = len(self.tokens)

@@ -39,6 +39,7 @@ VALUES = (
     "priority",
     "swap",
     "on",
+    "suffix",
     "image=2",
     "native",
     "openai",
