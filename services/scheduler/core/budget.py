@@ -405,7 +405,8 @@ class Lookahead:
         """A step with so many drafts took so many microseconds."""
         self._steps += 1
         self._drafted_in_a_row = self._drafted_in_a_row + 1 if drafted else 0
-        if len(plan.row_slot) == len(plan.sample_row) == plan.num_tokens - drafted:
+        generates = len(plan.row_slot) == len(plan.sample_row) == plan.num_tokens - drafted
+        if generates and took > 0:  # results that were held up may come at one time
             mine, other = self._plain, self._drafted
             if drafted:
                 mine, other = other, mine

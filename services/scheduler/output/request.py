@@ -34,9 +34,9 @@ from tessera.decoder.v1.decoder_pb2 import Hello
 
 _PRIORITIES = {"interactive": 0, "batch": 1}
 SUSPECT = 2  # lost decoders after which it is isolated ...
-# ... up to the place where it was when the last one was lost, which was two plans ahead of the log at the most, and a
-# little farther; to its end if it was past that place and another one was lost nevertheless.
-_ISOLATED_FOR = 4
+# ... up to the place where it was when the last one was lost, which was two plans ahead of the log at the most, with
+# three drafts each, and a little farther; to its end if it was past that place and another one was lost nevertheless.
+_ISOLATED_FOR = 12
 _TO_ITS_END = 1 << 40
 
 
