@@ -126,14 +126,15 @@ class SchedulerLoad(Collector):
         drafting = [(n, d.drafts) for n, d in self._engines() if d.HasField("drafts")]
         if not drafting:
             return
-        for name, text, value in (
-            ("drafts", "Rows with drafts, since the lease.", lambda d: d.rows),
-            ("draft_tokens", "Drafts in them.", lambda d: d.tokens),
-            ("accepted_tokens", "Drafts that were right.", lambda d: sum(d.accepted)),
-        ):
+        counted = {
+            "drafts": ("Rows with drafts, since the lease.", [d.rows for _, d in drafting]),
+            "draft_tokens": ("Drafts in them.", [d.tokens for _, d in drafting]),
+            "accepted_tokens": ("Drafts that were right.", [sum(d.accepted) for _, d in drafting]),
+        }
+        for name, (text, values) in counted.items():
             counter = CounterMetricFamily(f"vllm:spec_decode_num_{name}", text, labels=_LABELS)
-            for engine, drafts in drafting:
-                counter.add_metric([self._model_name, str(engine)], value(drafts))
+            for (engine, _), value in zip(drafting, values, strict=True):
+                counter.add_metric([self._model_name, str(engine)], value)
             yield counter
         places = CounterMetricFamily(
             "vllm:spec_decode_num_accepted_tokens_per_pos",

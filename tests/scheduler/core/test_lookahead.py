@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from services.scheduler.core.budget import AttentionKind
 from services.scheduler.core.planner import PreemptionMode
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import EndReason, Sequence
@@ -14,7 +15,7 @@ PROMPT = [5, 6, 7]
 
 
 def drive(accuracy: float = 1.0, mode: Any = PreemptionMode.AUTO, **changes: int) -> Drive:
-    limits = capacity(max_drafts=3, **changes)
+    limits = capacity(AttentionKind.CAUSAL, max_drafts=3, **changes)
     return Drive(Scheduler(limits, preemption_mode=mode), accuracy)
 
 
