@@ -45,7 +45,7 @@ COPY pyproject.toml constraints.txt LICENSE .ci/install_libraries ./
 RUN mkdir -p services shared protos/tessera && touch README.md services/__init__.py shared/__init__.py
 
 FROM libraries AS gateway-libraries
-RUN ./install_libraries gateway
+RUN ./install_libraries gateway,otel
 
 FROM libraries AS scheduler-libraries
 RUN ./install_libraries scheduler

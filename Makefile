@@ -20,6 +20,7 @@ LIBRARIES := $(VENV)/.libraries
 INSTALLED := $(VENV)/.installed
 COMPILED  := $(VENV)/.compiled
 KERNELS   := $(VENV)/.kernels
+DOCS      := $(VENV)/.docs
 CPU_KERNELS := shared/cpu_kernels
 PIP_INSTALL = $(BIN)/python -m pip install --constraint constraints.txt \
 	$(if $(TORCH_INDEX),--extra-index-url '$(TORCH_INDEX)')
@@ -28,7 +29,7 @@ COMPOSE   := docker compose
 ON_NPU    := $(BIN)/python -m tests.ascend.environment
 
 .DEFAULT_GOAL := help
-.PHONY: help serve install proto kernels self-test lint types test test-full test-npu test-npu-full simulate-npu bench docker up down clean
+.PHONY: help serve install proto kernels self-test lint types test test-full test-npu test-npu-full simulate-npu bench docs docker up down clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -103,6 +104,13 @@ simulate-npu: install proto kernels ## Serve a model on simulated Ascend NPUs (N
 
 bench: install proto kernels ## Measure (ARGS= goes to the benchmark)
 	$(BIN)/python -m benchmarks $(ARGS)
+
+docs: $(DOCS) ## Build the site of docs/ into build/site; a broken link fails
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+$(DOCS): $(LIBRARIES)
+	$(PIP_INSTALL) --quiet --group docs
+	@touch $@
 
 docker: ## Build the images
 	$(COMPOSE) build

@@ -23,6 +23,7 @@ MEASUREMENTS = {
         "linear": "linear layers by every instruction set of this machine, beside torch",
         "quantized": "linear layers over codes of 8 and 4 bits, beside the same ones in bfloat16",
         "attention": "attention by every instruction set of this machine",
+        "cache_codes": "attention of tokens to keys and values of 8 bits, beside bfloat16",
         "step": "a step of the decoder alone, with and without what makes it fast",
         "roofline": "projected milliseconds of a step on Ascend NPUs, from bytes and operations",
         "grammar": "a step of the decoder with and without a JSON schema for its sequences",
@@ -35,6 +36,12 @@ MEASUREMENTS = {
         "scheduler": "microseconds of a decision for each sequence and step",
         "goodput": "answers in time when more is asked than can be done: the whole system in virtual time",
         "scheduler_process": "microseconds of a step in a scheduler process with gRPC and Redis",
+    },
+    "benchmarks.quality": {
+        "quality": "what each quantization costs: divergence of next tokens from float32",
+        "codes": "ways of making codes of 4 bits, by the same measure",
+        "outliers": "how uneven a model's channels are, which makes it hard to quantize",
+        "answers": "right answers of the demo model with each quantization, through all services",
     },
     "benchmarks": {
         "simulator": "the real core and router against simulated decoders: a thousand of them, a million requests",

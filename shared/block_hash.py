@@ -10,14 +10,30 @@ HASH_BYTES = 16
 
 @functools.lru_cache
 def root_name(
-    block_size: int, lora_id: str, cache_salt: bytes, prefix: bytes = b"", content: bytes = b""
+    block_size: int,
+    lora_id: str,
+    cache_salt: bytes,
+    prefix: bytes = b"",
+    content: bytes = b"",
+    kv_cache_dtype: str = "",
 ) -> bytes:
     """What stands for the parent of a first block. `prefix`: `prefix_digest` of the tokens that see each other whole,
     on all of which every block depends; empty where there are none. `content`: the digest of the weights.
+    `kv_cache_dtype`: of keys and values, where they are not kept as the model computes.
     """
     lora = lora_id.encode()
     head = struct.pack("<iii", block_size, len(lora), len(cache_salt))
-    return blake2b(head + lora + cache_salt + prefix, digest_size=HASH_BYTES, key=content).digest()
+    return blake2b(
+        head + lora + cache_salt + prefix,
+        digest_size=HASH_BYTES,
+        key=content,
+        person=_person(kv_cache_dtype),
+    ).digest()
+
+
+def _person(kv_cache_dtype: str) -> bytes:
+    """Of any length in the 16 bytes that there are; empty for none, so that most names stay what they were."""
+    return blake2b(kv_cache_dtype.encode(), digest_size=16).digest() if kv_cache_dtype else b""
 
 
 def prefix_digest(ids: bytes, media: bytes) -> bytes:

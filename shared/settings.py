@@ -9,7 +9,7 @@ A field that `tessera serve` offers too is declared in a base class of the servi
 `DecoderOptions`, from which the launcher's settings inherit it.
 """
 
-import argparse
+import inspect
 import os
 import re
 import sys
@@ -27,8 +27,11 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from shared.command_line import CommandLine
 from shared.devices import DEVICES
 from shared.net.redis.url import with_password
+from shared.telemetry import log_lines
+from shared.telemetry.trace_settings import TraceSettings, read_trace_settings
 
 # Variables that programs need to start.
 _NEEDED = ("PATH", "HOME", "LANG", "LC_", "LD_", "PYTHON", "TMPDIR", "TZ", "HF_HOME")
@@ -36,6 +39,7 @@ _NEEDED = ("PATH", "HOME", "LANG", "LC_", "LD_", "PYTHON", "TMPDIR", "TZ", "HF_H
 VISIBLE_NPUS = "ASCEND_RT_VISIBLE_DEVICES"
 DEMO_MODEL = Path(__file__).parent / "demo_model" / "checkpoint"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
+_GGUF = ".gguf"
 
 
 # Settings that hold keys or passwords: no representation and no message has their values.
@@ -58,6 +62,10 @@ class Settings(BaseSettings):
     ENV_PREFIXES: ClassVar[tuple[str, ...]] = ("TESSERA_",)
     # Fields that are also read from TESSERA_<FIELD> where that is none of the prefixes.
     COMMON_VARIABLES: ClassVar[frozenset[str]] = frozenset()
+    # The title under which `--help` has the fields that a class declares; "" puts them before all others.
+    GROUP: ClassVar[str] = ""
+    # Fields that `--help` shows, `--help-all` having all; empty shows all.
+    SHORT: ClassVar[tuple[str, ...]] = ()
     # Fields whose flag may be followed by several values name=value, which become one with commas.
     SEVERAL: ClassVar[frozenset[str]] = frozenset()
 
@@ -67,9 +75,17 @@ class Settings(BaseSettings):
 
         Prints the usage and exits with status 2 when a value is out of range.
         """
+        if os.environ.get("NO_COLOR"):
+            log_lines.leave_out_colours()
         argv = _joined(sys.argv[1:] if arguments is None else arguments, cls.SEVERAL)
+        parser = CommandLine(
+            prog=prog,
+            description=inspect.getdoc(cls),
+            groups=cls._groups(),
+            short=cls.SHORT,
+        )
         source: CliSettingsSource[Any] = CliSettingsSource(
-            cls, cli_parse_args=argv, cli_prog_name=prog, formatter_class=_Help
+            cls, cli_parse_args=argv, cli_prog_name=prog, root_parser=parser
         )
         try:
             return cls(_cli_settings_source=source)
@@ -77,6 +93,16 @@ class Settings(BaseSettings):
             name = prog or Path(sys.argv[0]).name
             print(f"{name}: error: {_explain(error)}", file=sys.stderr)
             raise SystemExit(2) from None
+
+    @classmethod
+    def _groups(cls) -> dict[str, list[str]]:
+        """The names of fields by the titles of the classes that declare them."""
+        groups: dict[str, list[str]] = {}
+        for name in cls.model_fields:
+            declaring = next(kind for kind in cls.__mro__ if name in inspect.get_annotations(kind))
+            if title := vars(declaring).get("GROUP", ""):
+                groups.setdefault(title, []).append(name)
+        return groups
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
         for name, value in super().__repr_args__():
@@ -125,29 +151,10 @@ class _CommonVariables(EnvSettingsSource):
         return {name: value for name, value in super().__call__().items() if name in self._fields}
 
 
-class _Help(argparse.RawDescriptionHelpFormatter):
-    """Options with their defaults. Where the description tells the default ("... unless given"), or there is none
-    and the description says all, the value that stands for "not given" is left out. Members of an enumeration are
-    shown as they are written, in lower case.
-    """
-
-    def add_argument(self, action: argparse.Action) -> None:
-        if isinstance(action.metavar, str) and re.fullmatch(r"\{[A-Z,_]+\}", action.metavar):
-            action.metavar = action.metavar.lower()
-            action.help = re.sub(
-                r"\(default: [A-Z_]+\)$", lambda default: default[0].lower(), action.help or ""
-            )
-        super().add_argument(action)
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        text = action.help
-        if text and ("unless given" in text or re.search(r"\(default: (None)?\)$", text)):
-            text = re.sub(r" \(default: [^()]*\)$", "", text)
-        return text
-
-
 class FamilySettings(Settings):
     """A setting of everything that reads a model."""
+
+    GROUP: ClassVar[str] = "model, queue and logs"
 
     family: str = Field(
         "",
@@ -158,6 +165,8 @@ class FamilySettings(Settings):
 
 class CommonSettings(FamilySettings):
     """Settings of every service, and of a whole system (`tessera serve`)."""
+
+    GROUP: ClassVar[str] = "model, queue and logs"
 
     model: Path = Field(
         DEMO_MODEL, description="Hugging Face checkpoint folder, or a model's name on the hub."
@@ -194,6 +203,8 @@ class CommonSettings(FamilySettings):
 class ModelLengthSettings(Settings):
     """A setting of the services that limit or reserve tokens, and of `tessera serve`."""
 
+    GROUP: ClassVar[str] = "model, queue and logs"
+
     max_model_len: int | None = Field(
         None, ge=1, description="Tokens of prompt and answer; the checkpoint's length unless given."
     )
@@ -201,6 +212,8 @@ class ModelLengthSettings(Settings):
 
 class LoraSettings(Settings):
     """Settings of the services that know adapters, and of `tessera serve`."""
+
+    GROUP: ClassVar[str] = "adapters"
 
     SEVERAL: ClassVar[frozenset[str]] = frozenset({"lora_modules"})
 
@@ -222,6 +235,8 @@ class LoraSettings(Settings):
 class ChatTemplateSettings(Settings):
     """A setting of the services that render conversations or know how answers end, and of `tessera serve`."""
 
+    GROUP: ClassVar[str] = "prompts and media"
+
     chat_template: Path | None = Field(
         None, description="File with a chat template (Jinja) to use instead of the model's own."
     )
@@ -229,6 +244,8 @@ class ChatTemplateSettings(Settings):
 
 class ComputeSettings(Settings):
     """Settings of the services that compute the model, and of `tessera serve`."""
+
+    GROUP: ClassVar[str] = "decoder"
 
     device: str = Field(
         "auto",
@@ -256,6 +273,8 @@ class ComputeSettings(Settings):
 class NpuDeviceSettings(ComputeSettings):
     """Settings of the services that compute the model, where they run in containers."""
 
+    GROUP: ClassVar[str] = "decoder"
+
     npu_devices: str = Field(
         "",
         description="Numbers of the host's NPUs that this container was given, such as 0,2,4-7: the service takes as"
@@ -272,6 +291,8 @@ class NpuDeviceSettings(ComputeSettings):
 class ProfileSettings(Settings):
     """A setting of the services that compute the model, and of `tessera serve`."""
 
+    GROUP: ClassVar[str] = "decoder"
+
     profile_ops: bool = Field(
         False,
         description="Counts calls, time and bytes of every op of decoder and encoder, and logs them on SIGUSR2 and at"
@@ -281,6 +302,8 @@ class ProfileSettings(Settings):
 
 class ServiceSettings(CommonSettings):
     """Settings that every service has."""
+
+    GROUP: ClassVar[str] = "addresses"
 
     listen: str = Field(
         "127.0.0.1:0", description="Address of the gRPC server: host:port, or unix:/path."
@@ -300,10 +323,21 @@ class ServiceSettings(CommonSettings):
         description="Unix socket on which the process reports whether it is ready and its event loop runs; none unless"
         " given.",
     )
+    metrics_listen: str = Field(
+        "",
+        description="Address (host:port) of a page of this process's metrics for Prometheus, http://host:port/metrics;"
+        " no page unless given. Whoever reaches it may read it.",
+    )
     artifact_dir: Path = Field(
         Path("/dev/shm") / f"tessera-{os.getuid()}",
         description="Folder in shared memory for pixel values and embeddings.",
     )
+
+
+def trace_settings() -> TraceSettings | None:
+    """What the `OTEL_*` variables say of traces; None where they name no endpoint, or turn them off. No fields of the
+    services' settings: their names are a standard."""
+    return read_trace_settings(os.environ)
 
 
 def _explain(error: ValidationError) -> str:
@@ -317,18 +351,20 @@ def _explain(error: ValidationError) -> str:
 
 
 def default_model_name(model: Path) -> str:
-    """A checkpoint folder's name, or the whole name of a model on the hub; the demo model has one of its own."""
+    """A checkpoint folder's name, that of a GGUF file without its ending, or the whole name of a model on the hub; the
+    demo model has one of its own."""
     if model.resolve() == DEMO_MODEL.resolve():
         return "tessera-demo"
-    return hub_name(model) or model.resolve().name
+    return hub_name(model) or model.resolve().name.removesuffix(_GGUF)
 
 
 def hub_name(model: Path) -> str:
     """The name on the Hugging Face hub that `--model` means, such as "Qwen/Qwen2.5-VL-3B-Instruct"; empty for a
-    folder, which goes first.
+    folder, which goes first, and for a GGUF file.
     """
     name = model.as_posix()
-    return name if _HUB_NAME.fullmatch(name) and not model.exists() else ""
+    is_name = _HUB_NAME.fullmatch(name) and not name.endswith(_GGUF)
+    return name if is_name and not model.exists() else ""
 
 
 def child_environment(*without: str, **changes: str) -> dict[str, str]:

@@ -23,6 +23,7 @@ from transformers import (
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
 
+from benchmarks.checkpoints.large_text import write_qwen2
 from benchmarks.checkpoints.words import END, END_OF_TEXT, IMAGE, make_tokenizer, save_tokenizer
 
 _QWEN2_VOCABULARY = 151_936
@@ -34,6 +35,22 @@ def text(folder: Path) -> None:
     words = make_tokenizer(_QWEN2_VOCABULARY)
     config = Qwen2Config(**_qwen2_half_billion(), **_special(words))
     _save(folder, _random(Qwen2ForCausalLM, config, torch.bfloat16), words)
+
+
+def text_7b(folder: Path) -> None:
+    """Qwen2.5 7B: hidden 3584, 28 layers, 28 heads over 4, vocabulary 152,064, bfloat16 (15 GB, shard by shard)"""
+    config = Qwen2Config(
+        vocab_size=152_064,
+        hidden_size=3584,
+        intermediate_size=18_944,
+        num_hidden_layers=28,
+        num_attention_heads=28,
+        num_key_value_heads=4,
+        max_position_embeddings=32_768,
+        rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
+        rms_norm_eps=1e-6,
+    )
+    write_qwen2(folder, config)
 
 
 def llava(folder: Path) -> None:
@@ -133,6 +150,7 @@ def toy(folder: Path) -> None:
 
 SHAPES: dict[str, Callable[[Path], None]] = {
     "text-0.5b": text,
+    "text-7b": text_7b,
     "llava-0.5b": llava,
     "qwen2-vl-small": qwen2_vl,
     "toy": toy,

@@ -1,6 +1,7 @@
 """Linear layers over codes beside the same ones in bfloat16: `quantized`.
 
-All take turns within one run; the time that rows take to become whole numbers is part of it.
+All take turns within one run; the time that rows take to become whole numbers is part of it. Types of GGUF files are
+schemes too; those of whole blocks of 256 inputs fit the larger shapes alone.
 """
 
 import argparse
@@ -13,11 +14,14 @@ import torch
 from torch import Tensor
 
 from shared import processors
+from shared.checkpoint.gguf.block_types import CODED
 from shared.cpu_kernels import binding, packed_linear, quantized_linear
 from shared.cpu_kernels.packed_linear import PackedLinear
 from shared.weights.linear_weight import in_memory
 from shared.weights.on_the_fly import quantize
-from shared.weights.scheme import SCHEMES, Scheme
+from shared.weights.quantized_weight import QuantizedWeight
+from shared.weights.readers.gguf import is_exact, read_blocks
+from shared.weights.scheme import HEAD, SCHEMES, Scheme
 
 # Outputs and inputs: gate and up (without their product), down, and queries, keys and values, of `text-0.5b` and of a
 # model with 7 billion parameters.
@@ -39,7 +43,9 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 4, 8, 32, 256])
     parser.add_argument("--shapes", nargs="+", choices=_SHAPES, default=list(_SHAPES))
-    parser.add_argument("--schemes", nargs="+", choices=_SCHEMES, default=_DEFAULT)
+    parser.add_argument(
+        "--schemes", nargs="+", choices=[*_SCHEMES, *filter(is_exact, CODED)], default=_DEFAULT
+    )
     parser.add_argument("--threads", type=int, default=processors.threads())
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument(
@@ -85,12 +91,22 @@ def _pack(
         dense = partial(packed_linear.pack, kernels, weight.bfloat16(), None)
         layers = {"bfloat16": _copies(dense)}
         for name in schemes:
-            scheme = _SCHEMES[name]
-            codes = quantize(in_memory(weight), scheme)
-            pack = partial(quantized_linear.pack, kernels, codes, None, digits=scheme.digits)
+            codes, digits = _codes(weight, name)
+            pack = partial(quantized_linear.pack, kernels, codes, None, digits=digits)
             layers[name] = _copies(pack)
         found[shape] = layers
     return found
+
+
+def _codes(weight: Tensor, name: str) -> tuple[QuantizedWeight, int]:
+    """With the digits of activations. What codes of blocks are does not change the time."""
+    if name not in CODED:
+        return quantize(in_memory(weight), _SCHEMES[name]), _SCHEMES[name].digits
+    block, (out, inputs) = CODED[name], weight.shape
+    if inputs % block.elements:
+        raise SystemExit(f"{inputs} inputs are no whole blocks of {name}")
+    row = inputs // block.elements * block.nbytes
+    return read_blocks(name, torch.zeros((out, row), dtype=torch.uint8)), HEAD.digits
 
 
 def _copies(pack: Callable[[], PackedLinear]) -> list[PackedLinear]:

@@ -7,6 +7,7 @@ import argparse
 import logging
 import time
 from array import array
+from collections.abc import Iterable
 
 import structlog
 
@@ -15,11 +16,14 @@ from services.scheduler.core.plan import StepOutput, StepPlan
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import Sequence
 from services.scheduler.decoders import convert
+from services.scheduler.decoders.step_statistics import StepStatistics
+from services.scheduler.decoders.step_trace import StepTrace
 from services.scheduler.output.request import Request
 from services.scheduler.requests.output_tracker import OutputTracker
 from shared.queue import TakenRequest
 from shared.queue.keys import new_request_id
 from shared.queue.registry import Member
+from shared.telemetry.timeline import Timelines
 from shared.text.text_fold import TokenBytes
 from tessera.common.v1.sampling_pb2 import SamplingParams
 from tessera.decoder.v1.decoder_pb2 import Hello, StepResult
@@ -72,8 +76,9 @@ def measure_process(running: int, steps: int) -> float:
     """Microseconds of a step from the result's bytes to those of the next plan and of the log call."""
     scheduler = Scheduler(_capacity(running))
     writer = _Writer()
-    tracker = OutputTracker(writer, lambda: None)  # type: ignore[arg-type]
-    link = _Link(scheduler)
+    timelines = Timelines("scheduler", "")
+    tracker = OutputTracker(writer, lambda: None, timelines)  # type: ignore[arg-type]
+    link = _Link(scheduler, timelines)
     capacity = scheduler.capacity
     table = TokenBytes([b"a"], [False])
     for number in range(running):
@@ -102,8 +107,9 @@ def measure_process(running: int, steps: int) -> float:
 class _Link:
     """What the tracker touches of a decoder link."""
 
-    def __init__(self, core: Scheduler) -> None:
+    def __init__(self, core: Scheduler, timelines: Timelines) -> None:
         self.core = core
+        self.trace = StepTrace(timelines, "decoder", StepStatistics())
         self.member = Member("decoder", "")
         self.hello = Hello(row_invariant=True)
 
@@ -115,7 +121,9 @@ class _Writer:
         self._batches: list[bytes] = []
         self._choices: list[object] = []
 
-    def submit(self, batch: bytes, choices: list[object]) -> None:
+    def submit(
+        self, batch: bytes, choices: list[object], noted: Iterable[tuple[str, str]] = ()
+    ) -> None:
         """See `LogWriter.submit`."""
         self._batches.append(batch)
         self._choices += choices

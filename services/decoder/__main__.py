@@ -1,5 +1,6 @@
 """`python -m services.decoder`: computes the steps that a scheduler plans."""
 
+import shared.lean_start  # noqa: F401, I001  (first)
 from functools import partial
 
 from services.decoder.parallel.leader import Leader
@@ -19,7 +20,6 @@ def main() -> None:
     set_process_environment(GOMP_SPINCOUNT="10000", **ascend.ENVIRONMENT)
     settings = npu_leases.for_decoder(settings, settings.tensor_parallel_size)
     settings = prepare_model(settings, Parts.WEIGHTS, **settings.computation)
-    service_process.load_without_collecting()
     leader = Leader.start(settings) if settings.tensor_parallel_size > 1 else None
     from services.decoder.server import serve
 

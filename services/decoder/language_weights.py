@@ -9,7 +9,7 @@ from services.families import registry
 from services.families.family import GENERIC_ENCODER
 from shared.checkpoint.folder import Checkpoint
 from shared.model_config.quantization import read_stored_codes
-from shared.weights.coded_layers import is_unused, split_name
+from shared.weights.layouts.stored_layers import is_unused, split_name
 from shared.weights.named_weights import NamedWeights
 
 # Composite checkpoints spell the same tensor in several ways, by age:

@@ -18,6 +18,7 @@ from services.decoder.settings import DecoderSettings
 from services.decoder.worker.executor import Executor
 from shared import service_process
 from shared.cpu_kernels import host_memory
+from shared.net.metrics_page import page, serve_metrics
 from shared.net.rpc.server import RpcServer
 from shared.queue import connect
 from shared.queue.keys import Keys, new_instance_id
@@ -75,8 +76,12 @@ async def serve(
             redis, keys, "decoder", decoder_id, server.address, said, loaded.content
         )
         profiling = profile_ops(loaded.device).reported() if settings.profile_ops else nullcontext()
+        metrics = serve_metrics(
+            settings.metrics_listen,
+            lambda: page("decoder", settings.model_name, servicer.measures),
+        )
         with profiling:
-            async with announcing as announcement:
+            async with metrics, announcing as announcement:
                 log.info(
                     "ready",
                     address=server.address,
@@ -126,6 +131,7 @@ def hello(decoder_id: str, loaded: Loaded) -> Hello:
         ranks=loaded.part.ranks or 1,
         content=loaded.content,
         numerics=loaded.numerics,
+        kv_cache_dtype=loaded.kv_cache,
         encoder_blocks=limits.num_encoder_blocks,
         adapters=loaded.adapters,
         max_adapters=loaded.worker.adapters.places,

@@ -8,6 +8,7 @@ from typing import Any
 import grpc.aio
 import structlog
 
+from services.decoder.measures import DecoderMeasures
 from services.decoder.session import Session
 from services.decoder.worker.executor import Executor
 from services.decoder.worker.worker import Worker
@@ -30,6 +31,7 @@ class DecoderServicer(decoder_pb2_grpc.DecoderServiceServicer):
         self, hello: Hello, worker: Worker, executor: Executor, collector: Executor | None = None
     ) -> None:
         """executor: where plans are launched; collector: see `Session`."""
+        self.measures = DecoderMeasures(worker)
         self._hello = hello
         self._worker = worker
         self._executor = executor
@@ -101,11 +103,15 @@ class DecoderServicer(decoder_pb2_grpc.DecoderServiceServicer):
                     f"lease {opening.lease} is not larger than {self._largest_lease}",
                 )
             self._largest_lease = opening.lease
-            session = Session(opening.lease, self._worker, self._executor, self._collector)
+            session = Session(
+                opening.lease, self._worker, self._executor, self.measures, self._collector
+            )
             older, self._session = self._session, session
             if older is not None:
                 older.end(Superseded("NEWER_LEASE", f"lease {opening.lease} took over"))
             kept = await self._executor.run(self._start_over)
+        self.measures.bindings += 1
+        self.measures.is_bound = True
         log.info("scheduler bound", scheduler=opening.scheduler_id, lease=opening.lease)
         hello = Hello()
         hello.CopyFrom(self._hello)
@@ -118,6 +124,7 @@ class DecoderServicer(decoder_pb2_grpc.DecoderServiceServicer):
         session.close()
         if self._session is session:
             self._session = None
+            self.measures.is_bound = False
             # Nobody can go on with these sequences: a new stream introduces them again.
             self._executor.submit(self._worker.reset)
             log.info("scheduler unbound", lease=session.lease)

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import structlog
 
+from services.decoder.measures import DecoderMeasures
 from services.decoder.worker.executor import Executor
 from services.decoder.worker.launched_step import LaunchedStep
 from services.decoder.worker.plans.plan import Plan
@@ -31,7 +32,12 @@ class Session:
     """Lives as long as its stream. Everything but `_run`, `_collect` and `_report_soon` is called on the event loop."""
 
     def __init__(
-        self, lease: int, worker: Worker, executor: Executor, collector: Executor | None = None
+        self,
+        lease: int,
+        worker: Worker,
+        executor: Executor,
+        measures: DecoderMeasures,
+        collector: Executor | None = None,
     ) -> None:
         """collector: where steps are collected while the next one is launched; without one a step is launched and
         collected in one go."""
@@ -39,6 +45,7 @@ class Session:
         self.draining = False
         self._worker = worker
         self._executor = executor
+        self._measures = measures
         self._collector = collector
         self._loop = asyncio.get_running_loop()
         self._outbox: asyncio.Queue[StepsResponse | ServingError] = asyncio.Queue()
@@ -110,6 +117,7 @@ class Session:
         self._last_step += 1
         self._unanswered += 1
         plan = self._worker.accept(message)
+        self._measures.accepted(plan)
         arrived = monotonic()
         self._executor.submit(lambda: self._run(plan, arrived))
 
@@ -148,11 +156,16 @@ class Session:
         self._loop.call_soon_threadsafe(self._answer, result)
 
     def _fail(self, error: ServingError) -> None:
-        self._loop.call_soon_threadsafe(self.end, error)
+        self._loop.call_soon_threadsafe(self._step_failed, error)
+
+    def _step_failed(self, error: ServingError) -> None:
+        self._measures.failed_steps += 1
+        self.end(error)
 
     def _answer(self, result: StepResult) -> None:
         self._unanswered -= 1
         self._outbox.put_nowait(StepsResponse(result=result))
+        self._measures.answered(result)
 
     def _report(self) -> None:
         """Says at once what became of artifacts and adapters: the scheduler may have no step to run until it hears."""

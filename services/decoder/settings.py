@@ -4,6 +4,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from shared.kv_cache_dtype import KvCacheDtype
 from shared.model_backends import ModelBackend
 from shared.settings import (
     ComputeSettings,
@@ -17,6 +18,8 @@ from shared.settings import (
 
 class DecoderOptions(ComputeSettings, LoraSettings, ModelLengthSettings, ProfileSettings):
     """Settings of the decoder that `tessera serve` has too. None and "auto" mean: chosen at start, and logged."""
+
+    GROUP: ClassVar[str] = "decoder"
 
     max_num_seqs: int = Field(
         256, ge=1, le=65_536, description="Sequences that one decoder runs at once."
@@ -47,6 +50,7 @@ class DecoderOptions(ComputeSettings, LoraSettings, ModelLengthSettings, Profile
         " class, over this project's KV cache; auto is native for the families that have it, else transformers.",
     )
     quantization: Literal[
+        "auto",
         "none",
         "int8",
         "int8g128",
@@ -57,11 +61,17 @@ class DecoderOptions(ComputeSettings, LoraSettings, ModelLengthSettings, Profile
         "int4g128",
         "int4g256",
     ] = Field(
-        "none",
-        description="How the decoder's linear layers are quantized when they are loaded, on the CPU: int8 has one scale"
-        " for each output, int8g128 one for each 128 inputs; int4 one with a zero point for each 64 inputs, or for as"
+        "auto",
+        description="How the decoder's linear layers are quantized at loading, on the CPU: auto leaves them as"
+        " they are stored, none makes numbers of codes too, int8 has one scale for each output, int8g128 one for each"
+        " 128 inputs; int4 one with a zero point for each 64 inputs, 32 in models below 1 billion parameters, or for as"
         " many as are named. Activations have 14 bits, and 8 with int8-fast, which has groups of 128 inputs. The output"
-        " matrix always has int8. Layers that a checkpoint has as codes stay as they are.",
+        " matrix always has int8. Layers that a checkpoint has as codes stay as they are unless this is none.",
+    )
+    kv_cache_dtype: KvCacheDtype = Field(
+        "auto",
+        description="How keys and values of the KV cache are kept: auto, as the model computes; int8, on the CPU, as"
+        " codes of 8 bits with a scale for each token and head, so that 1.9 times as many tokens fit.",
     )
     trust_remote_code: bool = Field(
         False, description="Run model code that the checkpoint brings, where transformers has none."
@@ -144,6 +154,7 @@ class DecoderOptions(ComputeSettings, LoraSettings, ModelLengthSettings, Profile
             "dtype": self.dtype,
             "backend": self.model_backend,
             "quantization": self.quantization,
+            "kv_cache": self.kv_cache_dtype,
             "trust_remote_code": self.trust_remote_code,
         }
 

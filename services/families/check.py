@@ -6,8 +6,10 @@ from enum import Flag, auto
 from pathlib import Path
 
 from services.families import generic, registry
+from services.families.coded_tensors import require_coded_tensors
 from services.families.family import GENERIC_ENCODER, is_generic
 from services.families.narrow_attention import require_narrow
+from shared import kv_cache_dtype
 from shared.ascend import is_310p
 from shared.bounded_file import OutOfBounds, require_bounded
 from shared.checkpoint.files import (
@@ -44,11 +46,12 @@ def require_servable(
     backend: ModelBackend = ModelBackend.AUTO,
     trust_remote_code: bool | None = None,
     family: str = "",
-    quantization: str = scheme.NONE,
+    quantization: str = scheme.AUTO,
+    kv_cache: str = kv_cache_dtype.AUTO,
 ) -> Checkpoint:
     """The checkpoint, if it can be served on `device` in `dtype` by the code of `backend`, as `family` where that is
-    given, its decoder quantized when it is loaded as `quantization` says. `trust_remote_code` is None for services that
-    do not run that code.
+    given, its decoder quantized when it is loaded as `quantization` says, with a cache as `kv_cache` says.
+    `trust_remote_code` is None for services that do not run that code.
 
     Raises InvalidRequest with the first reason why not: a folder that is none, an architecture or an option of
     config.json that is not known, a missing or unfinished file among `parts`, a device that is not there.
@@ -86,16 +89,22 @@ def require_servable(
         require_processor(folder)
     if Parts.WEIGHTS in parts:
         require_weights(folder)
+        with understood(folder):
+            require_coded_tensors(checkpoint, backend)
         require_computable(device, dtype)
-        _require_device(checkpoint, resolve_device(device), quantization)
+        _require_device(checkpoint, resolve_device(device), quantization, kv_cache)
     return checkpoint
 
 
-def _require_device(checkpoint: Checkpoint, device: str, quantization: str) -> None:
+def _require_device(checkpoint: Checkpoint, device: str, quantization: str, kv_cache: str) -> None:
     """Raises InvalidRequest for what only some devices compute."""
-    if quantization != scheme.NONE and device != "cpu":
+    if scheme.makes_codes(quantization) and device != "cpu":
         raise scheme.refused(
             quantization, f"it is for the CPU, and not for {device}; leave the flag away"
+        )
+    if kv_cache != kv_cache_dtype.AUTO and device != "cpu":
+        raise kv_cache_dtype.refused(
+            kv_cache, f"it is for the CPU, and not for {device}; leave the flag away"
         )
     if device == "npu" and is_310p():
         with understood(checkpoint.folder):

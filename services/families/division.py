@@ -1,11 +1,13 @@
-"""Whether a decoder of ours can be divided among several ranks, by its config.json alone."""
+"""Whether a decoder of ours can be divided among several ranks, by its config.json and the headers of its tensors."""
 
 from services.families import registry
+from services.families.coded_tensors import coded_layers
 from services.families.family import is_generic
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 from shared.model_backends import ModelBackend
 from shared.model_config.decoder import DecoderConfig
+from shared.weights.layouts.layout import LEAST_GROUP
 
 
 def require_divisible(checkpoint: Checkpoint, ranks: int, backend: ModelBackend) -> bool:
@@ -14,7 +16,8 @@ def require_divisible(checkpoint: Checkpoint, ranks: int, backend: ModelBackend)
     """
     if is_generic(registry.find_decoder(checkpoint, backend).decoder):
         return False
-    if reason := _reason(registry.decoder_config(checkpoint), ranks):
+    config = registry.decoder_config(checkpoint)
+    if reason := _reason(config, ranks) or _reason_of_codes(checkpoint, config, ranks, backend):
         raise refusal(checkpoint, ranks, reason)
     return True
 
@@ -42,4 +45,34 @@ def _reason(config: DecoderConfig, ranks: int) -> str:
         return "norms of all heads together, of which each rank has only some"
     if config.vocab_size < ranks * ranks:
         return f"{config.vocab_size} tokens in its vocabulary, too few for so many"
+    return ""
+
+
+def _reason_of_codes(
+    checkpoint: Checkpoint, config: DecoderConfig, ranks: int, backend: ModelBackend
+) -> str:
+    """Layers whose inputs are divided have to be cut where groups that share a scale can be."""
+    layers = coded_layers(checkpoint, backend)
+    if layers is None or not layers.layout.codes.group:
+        return ""
+    group = layers.layout.codes.group
+    cuts = {
+        "o_proj": config.num_heads * config.head_size // ranks,
+        "down_proj": config.intermediate_size // ranks,
+    }
+    for layer in layers:
+        cut = cuts.get(layer.rpartition(".")[2])
+        if cut is None or cut % group == 0 or layers.order(layer) is not None:
+            continue
+        # Groups are halved as often as that leaves a multiple of the least one.
+        if not any(
+            cut % (group >> times) == 0
+            for times in range(1, group.bit_length())
+            if group % (LEAST_GROUP << times) == 0
+        ):
+            _, inputs = layers.sizes(layer)
+            return (
+                f"{layer}.{layers.layout.main} with groups of {group}, whose {inputs} inputs are cut at {cut}, inside"
+                " of a group"
+            )
     return ""

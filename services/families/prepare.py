@@ -7,16 +7,19 @@ from typing import TypeVar
 import structlog
 
 from services.families.check import Parts, require_servable
+from shared import kv_cache_dtype
+from shared.checkpoint.gguf.prepared import prepared_folder
 from shared.checkpoint.hub import find_on_hub
 from shared.devices import require_computable
 from shared.errors import InvalidRequest, NotFound, ServingError
 from shared.model_backends import ModelBackend
-from shared.settings import ServiceSettings, hub_name
+from shared.settings import CommonSettings, ServiceSettings, hub_name
 from shared.weights import scheme
 
 log = structlog.get_logger(__name__)
 
 S = TypeVar("S", bound=ServiceSettings)
+C = TypeVar("C", bound=CommonSettings)
 
 
 def prepare_model(
@@ -27,7 +30,8 @@ def prepare_model(
     dtype: str = "auto",
     backend: ModelBackend = ModelBackend.AUTO,
     trust_remote_code: bool | None = None,
-    quantization: str = scheme.NONE,
+    quantization: str = scheme.AUTO,
+    kv_cache: str = kv_cache_dtype.AUTO,
 ) -> S:
     """The settings with the folder of a model that can be served.
 
@@ -44,6 +48,7 @@ def prepare_model(
                 ),
             }
             settings = settings.model_copy(update=changes)
+        settings = with_prepared(settings)
         require_servable(
             settings.model,
             device=device,
@@ -53,11 +58,21 @@ def prepare_model(
             trust_remote_code=trust_remote_code,
             family=settings.family,
             quantization=quantization,
+            kv_cache=kv_cache,
         )
     except ServingError as error:
         log.error("cannot go on", reason=error.reason, error=error.message)
         raise SystemExit(2 if isinstance(error, InvalidRequest | NotFound) else 1) from None
     return settings
+
+
+def with_prepared(settings: C) -> C:
+    """The settings with the folder that is made of the model, where it is a GGUF file. Raises as `prepared_folder`
+    does."""
+    folder = prepared_folder(settings.model)
+    if folder == settings.model:
+        return settings
+    return settings.model_copy(update={"served_model_name": settings.model_name, "model": folder})
 
 
 def find_servable(

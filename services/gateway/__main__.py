@@ -1,5 +1,6 @@
 """`python -m services.gateway`."""
 
+import shared.lean_start  # noqa: F401, I001  (first)
 import asyncio
 
 from services.families.check import Parts

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
@@ -28,6 +29,7 @@ from services.gateway.settings import GatewaySettings
 from services.gateway.timings import USUAL, Timings
 from shared import service_process
 from shared.net import tasks
+from shared.net.metrics_page import serve_metrics
 from shared.net.rpc.server import RpcServer
 from shared.net.server_tls import ServerTls
 from shared.queue import connect
@@ -105,6 +107,8 @@ async def open_gateway(
             if api.add_grpc is not None:
                 api.add_grpc(grpc_server, parts)
         settle()
+        page = partial(parts.reporter.page, parts.metrics)
+        await stack.enter_async_context(serve_metrics(settings.metrics_listen, lambda: page))
         http_server.start(app)
         health = parts.health
         await grpc_server.ready(also=lambda: not health.missing())

@@ -44,6 +44,11 @@ class Health:
         """Whether it is about to end."""
         return self._draining
 
+    @property
+    def instances(self) -> Mapping[str, int]:
+        """How many processes of each service requests need are in the registry."""
+        return {name: len(found.members) for name, found in self._services.items()}
+
     def missing(self) -> list[str]:
         """What keeps it from being ready, in words; empty if it is ready."""
         reasons = ["shutting down"] if self._draining else []

@@ -34,9 +34,13 @@ from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.structured.grammars import Grammars
 from services.gateway.settings import GatewaySettings
 from services.gateway.slices import Slices
+from services.gateway.telemetry.gateway_state import GatewayState
 from services.gateway.telemetry.metrics import Metrics
 from services.gateway.telemetry.reporter import Reporter
+from services.gateway.telemetry.request_timelines import RequestTimelines
 from services.gateway.telemetry.served_parts import ServedParts
+from services.gateway.telemetry.system_state import SystemState
+from services.gateway.telemetry.trace_export import exporting_traces
 from services.gateway.timings import Timings
 from shared.errors import Precondition
 from shared.lora.adapter_file import ADAPTER_FILE
@@ -48,6 +52,8 @@ from shared.queue.file_store import FileStore
 from shared.queue.keys import Keys
 from shared.queue.registry import Directory
 from shared.queue.response_store import ResponseStore
+from shared.queue.timeline_store import TimelineStore, TimelineWriter
+from shared.telemetry.timeline import Timelines
 
 # A body may be this much smaller in bytes than the message made of it.
 _MESSAGE_EXTRA = 1 << 20
@@ -108,7 +114,10 @@ async def open_parts(
     keys = Keys(model.name)
     queue = Queue(redis, keys)
     weights = read_weights(settings.tenant_weights)
+    timelines = Timelines("gateway", instance_id)
+    timeline_store = TimelineStore(redis, keys)
     async with AsyncExitStack() as stack:
+        timeline_writer = await stack.enter_async_context(TimelineWriter(timelines, timeline_store))
         directories = await _open_directories(stack, settings, model, redis, keys)
         health = await stack.enter_async_context(Health(queue, directories))
         slices = Slices()
@@ -116,6 +125,7 @@ async def open_parts(
             Follower(queue, TokenChannel(redis, keys), slices, timings)
         )
         await stack.enter_async_context(TenantWeights(queue, weights))
+        sampler = await stack.enter_async_context(exporting_traces(timeline_store))
         pool = PreprocessPool(directories["preprocess"], message_limit(settings), timings)
         stack.push_async_callback(pool.close)
         registry = AdapterRegistry(redis, keys)
@@ -126,6 +136,7 @@ async def open_parts(
             settings.allowed_adapter_dir, settings.max_lora_rank, timings.adapters_s
         )
         metrics = Metrics(model.name, model.max_model_len)
+        metrics.watch(GatewayState(lambda: len(follower), lambda: health.instances, budget))
         reporter = await stack.enter_async_context(Reporter(queue, metrics.load, instance_id))
         cancels = Cancels(queue)
         stack.push_async_callback(cancels.settled)
@@ -134,7 +145,7 @@ async def open_parts(
         )
         reply_forms = ReplyForms([api.reply_forms for api in apis])
         resumption = Resumption(
-            model, queue, follower, held_requests, metrics, reply_forms.id_prefixes
+            model, queue, follower, held_requests, metrics, timelines, reply_forms.id_prefixes
         )
         grammars = Grammars(model)
         stack.callback(grammars.close)
@@ -149,8 +160,10 @@ async def open_parts(
             metrics,
             QueueLimits(settings.max_waiting_requests, settings.max_waiting_tokens),
             grammars,
+            timelines,
             timings=timings,
             shares_prefixes=settings.share_prefix_cache or not settings.api_keys,
+            sampler=sampler,
         )
         body_limits = BodyLimits(settings.max_body_bytes, settings.request_body_timeout, budget)
         answer_limits = AnswerLimits(settings.max_answer_bytes, settings.max_answer_bytes_in_flight)
@@ -175,10 +188,12 @@ async def open_parts(
             metrics=metrics,
             reporter=reporter,
             served_parts=ServedParts(queue),
+            system_state=SystemState(queue),
             follower=follower,
             pool=pool,
             held_requests=held_requests,
             resumption=resumption,
+            timelines=RequestTimelines(timeline_store, timeline_writer),
             admission=admission,
             adapters=AdapterLoading(model, registry, adapters, adapter_limits),
             responses=responses,

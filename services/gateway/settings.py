@@ -19,6 +19,8 @@ from shared.settings import (
 class GatewayOptions(ChatTemplateSettings, LoraSettings, ModelLengthSettings):
     """Settings of the gateway that `tessera serve` has too."""
 
+    GROUP: ClassVar[str] = "API: who may ask, and how much"
+
     host: str = Field("127.0.0.1", description="Address of the REST and gRPC APIs.")
     tool_call_parser: str = Field(
         AUTO,

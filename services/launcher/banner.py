@@ -28,9 +28,8 @@ def banner(settings: ServeSettings) -> str:
     if settings.ssl_certfile is not None:
         trusted = _TRUST.format(path=settings.ssl_certfile)
     return f"""
-{model} is being served.
-
   Chat page    {first.url}/
+  Model        {model}
   OpenAI API   {first.url}/v1{more}
   gRPC         {first.probe_host}:{first.grpc_port}  tessera.gateway.v1.ChatService, with reflection
 

@@ -14,6 +14,7 @@ from services.families.generic import require_length
 from services.families.report import REFUSED, TRANSFORMERS, PartReport, parts_of
 from services.launcher.settings import CheckSettings
 from shared.checkpoint.folder import Checkpoint
+from shared.checkpoint.gguf.prepared import prepared_folder
 from shared.checkpoint.hub import find_in_cache
 from shared.errors import InvalidRequest, ServingError
 from shared.prompts.modality import plural
@@ -71,7 +72,7 @@ def _compare(checkpoint: Checkpoint, settings: CheckSettings) -> None:
 def _folder(settings: CheckSettings) -> Path:
     name = hub_name(settings.model)
     if not name:
-        return settings.model
+        return prepared_folder(settings.model)
     cached = find_in_cache(name, settings.revision)
     if cached is None:
         raise InvalidRequest(

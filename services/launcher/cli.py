@@ -1,23 +1,47 @@
 """The command `tessera`."""
 
+import difflib
+import gc
 import importlib
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from types import ModuleType
 
-_COMMANDS = {
-    "serve": "serve a model on this machine: every service and a Redis of its own",
-    "run": "ask about pictures in files, batch by batch",
-    "run-batch": "answer a file of requests, by a server that runs or by services of its own",
-    "chat": "talk to a served model in the terminal, about pictures too",
-    "bench": "measure a served model, Tessera's or another's",
-    "profile": "measure the operations that a model's steps are made of",
-    "check": "say by whose code a model would be served, or why it cannot be",
-    "doctor": "look at this machine and say what is missing",
-    "weights": "rewrite the names of a checkpoint's tensors",
-    "convert": "make a checkpoint folder of a file of another program",
-    "version": "print the version",
+from shared.command_line import is_narrow, wrapped
+
+_GROUPS = {
+    "serve a model": {
+        "serve": "serve a model on this machine: every service and a Redis of its own",
+        "run": "ask about pictures in files, batch by batch",
+        "run-batch": "answer a file of requests, by a server that runs or by services of its own",
+    },
+    "use one that is served": {
+        "chat": "talk to it in the terminal, about pictures too",
+        "why": "say where a request's time went, and what it waited for",
+        "logs": "show the log lines about a request, of all services of this machine",
+        "bench": "measure it, Tessera's or another's",
+    },
+    "look before": {
+        "doctor": "look at this machine and say what is missing",
+        "check": "say by whose code a model would be served, or why it cannot be",
+        "profile": "measure the operations that a model's steps are made of",
+        "version": "print the version",
+    },
+    "checkpoints": {
+        "weights": "rewrite the names of a checkpoint's tensors",
+        "convert": "make a checkpoint folder of a file of another program",
+    },
+}
+_COMMANDS = [name for commands in _GROUPS.values() for name in commands]
+# What one does, in the order in which one does it.
+_FIRST = {
+    "tessera serve": "serve the demo model; `tessera serve MODEL` your own",
+    "tessera chat": "talk to it in the terminal, with --image about a picture",
+    "tessera doctor": "look at this machine and say what is missing",
+    "tessera check MODEL": "say whether a model can be served, and by whose code",
+    "tessera bench serve": "measure what is served",
 }
 # Where a command is no module of the launcher with its name.
 _MODULES = {
@@ -36,6 +60,8 @@ _SETTINGS = {
     "run": "services.launcher.run.settings:RunSettings",
     "run-batch": "services.launcher.settings:RunBatchSettings",
     "check": "services.launcher.settings:CheckSettings",
+    "why": "services.launcher.settings:WhySettings",
+    "logs": "services.launcher.settings:LogsSettings",
     "profile": "services.decoder.profile_settings:ProfileCommandSettings",
     "bench serve": "benchmarks.load.settings:BenchSettings",
     "bench kill": "benchmarks.kill.settings:KillSettings",
@@ -66,15 +92,18 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """Runs `tessera <arguments>`; returns the exit status, 2 if there is no such command."""
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
+    if not arguments:
+        print(_first_things())
+        return 0
+    if arguments[0] in ("-h", "--help", "help"):
         print(_usage())
-        return 0 if arguments else 2
+        return 0
     name, *rest = arguments
     if name in ("version", "--version", "-V"):
         print(f"tessera {version()}")
         return 0
     if name not in _COMMANDS:
-        print(f"tessera: no command {name!r}\n\n{_usage()}", file=sys.stderr)
+        print(_unknown(name), file=sys.stderr)
         return 2
     try:
         _help(name, rest)
@@ -100,12 +129,13 @@ def version() -> str:
 
 def _help(name: str, arguments: list[str]) -> None:
     """Prints a command's options and exits, if they are asked for and all that is needed are its settings."""
-    if not {"-h", "--help"} & set(arguments):
+    asked = [word for word in arguments if word in ("-h", "--help", "--help-all")]
+    if not asked:
         return
     words = f"{name} {arguments[0]}" if f"{name} {arguments[0]}" in _SETTINGS else name
     if words in _SETTINGS:
         module, _, settings = _SETTINGS[words].partition(":")
-        getattr(importlib.import_module(module), settings).load(["--help"], prog=f"tessera {words}")
+        getattr(importlib.import_module(module), settings).load(asked[:1], prog=f"tessera {words}")
 
 
 def _load(name: str) -> ModuleType:
@@ -114,7 +144,12 @@ def _load(name: str) -> ModuleType:
 
     # Read by gRPC when it is imported: what we start calls no gRPC between fork and exec.
     set_process_environment(GRPC_ENABLE_FORK_SUPPORT="0", GRPC_VERBOSITY="ERROR")
-    return importlib.import_module(_MODULES.get(name, f"services.launcher.{name}"))
+    gc.disable()  # what imports make lives on
+    try:
+        return importlib.import_module(_MODULES.get(name, f"services.launcher.{name}"))
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _remedy(error: ModuleNotFoundError) -> str:
@@ -125,10 +160,31 @@ def _remedy(error: ModuleNotFoundError) -> str:
     return f"the Python package {missing} is missing: run `pip install -c constraints.txt -e '.[local]'`"
 
 
+def _first_things() -> str:
+    about = "Tessera serves vision-language models as small services around a queue."
+    return "\n\n".join([wrapped(about), _rows(_FIRST), wrapped(_MORE)])
+
+
 def _usage() -> str:
-    rows = "\n".join(f"  {name:<9} {text}" for name, text in _COMMANDS.items())
-    return (
-        "usage: tessera <command> [options]\n\n"
-        f"{rows}\n\n"
-        "`tessera <command> --help` lists a command's options."
-    )
+    groups = [f"{title}:\n{_rows(commands)}" for title, commands in _GROUPS.items()]
+    return "\n\n".join(["usage: tessera COMMAND [options]", *groups, wrapped(_MORE)])
+
+
+_MORE = "`tessera --help` lists the commands, `tessera COMMAND --help` the options of one."
+
+
+def _rows(rows: Mapping[str, str]) -> str:
+    """Names with what they do beside them, or below them where the terminal is narrow."""
+    width = max(map(len, rows))
+    if is_narrow():
+        return "\n".join(
+            f"  {name}\n{wrapped(f'      {text}', '      ')}" for name, text in rows.items()
+        )
+    indent = " " * (width + 4)
+    return "\n".join(wrapped(f"  {name:<{width}}  {text}", indent) for name, text in rows.items())
+
+
+def _unknown(name: str) -> str:
+    alike = difflib.get_close_matches(name, _COMMANDS, 1)
+    meant = f"; did you mean {alike[0]!r}?" if alike else ""
+    return f"tessera: no command {name!r}{meant}\n`tessera --help` lists the commands."

@@ -2,7 +2,7 @@
 
 from services.families import registry
 from services.families.check import require_servable
-from services.families.prepare import find_servable
+from services.families.prepare import find_servable, with_prepared
 from services.launcher.ranks import require_divisible
 from services.launcher.settings import ServeSettings
 from shared.devices import require_computable
@@ -27,6 +27,7 @@ def with_model_folder(settings: ServeSettings) -> ServeSettings:
         )
         changes = {"model": folder, "served_model_name": settings.model_name}
         settings = settings.model_copy(update=changes)
+    settings = with_prepared(settings)
     checkpoint = require_servable(settings.model, family=settings.family, **settings.computation)
     require_divisible(settings, checkpoint)
     open_modules(

@@ -10,7 +10,7 @@ from typing import TextIO, cast
 import structlog
 
 from services.launcher.banner import banner
-from services.launcher.console.console import ConsoleStream, open_console
+from services.launcher.console.console import ConsoleStream, KeptConsole, open_console
 from services.launcher.doctor import hardware
 from services.launcher.model_folder import with_model_folder
 from services.launcher.ports import require_free
@@ -23,6 +23,8 @@ from services.launcher.service_commands import (
 )
 from services.launcher.settings import ServeSettings
 from services.launcher.state.folders import Folders
+from services.launcher.state.log_files import LogFiles
+from services.launcher.supervise.measures import open_pages
 from services.launcher.supervise.probe import RedisProbe
 from services.launcher.supervise.process import Program
 from services.launcher.supervise.process_table import ProcessTable, System, waiting
@@ -30,6 +32,7 @@ from services.launcher.supervise.supervised_process import GaveUp, SupervisedPro
 from services.launcher.supervise.supervisor import Supervisor
 from shared import access, npu_leases, processors
 from shared.errors import ServingError
+from shared.net.metrics_page import split_address
 from shared.net.server_tls import ServerTls
 from shared.settings import child_environment
 from shared.telemetry.logs import configure_logs, on_loop_error
@@ -51,6 +54,7 @@ def main(arguments: list[str]) -> int:
         )
         ServerTls.of(settings)
         require_free(settings.host, _ports(settings))
+        _require_pages(settings)
         if queue_url := settings.queue_url:
             # Imported where it is needed: every start waits for the launcher's own.
             from services.launcher.redis import check as redis_check
@@ -92,6 +96,13 @@ def _ports(settings: ServeSettings) -> dict[str, int]:
     return ports
 
 
+def _require_pages(settings: ServeSettings) -> None:
+    """Raises InvalidRequest or Unavailable where the pages of metrics cannot be had."""
+    if settings.metrics_listen:
+        host, port = split_address(settings.metrics_listen)
+        require_free(host, {"--metrics-listen": port})
+
+
 async def _serve(settings: ServeSettings, folders: Folders, npus: list[int]) -> int:
     began = time.monotonic()
     asyncio.get_running_loop().set_exception_handler(on_loop_error)
@@ -116,8 +127,10 @@ async def _serve(settings: ServeSettings, folders: Folders, npus: list[int]) -> 
             [program.name for program in shown],
             settings.log_format,
             shows_states=settings.log_level in ("debug", "info"),
-        ) as console,
+        ) as shown_console,
+        LogFiles(folders.state / "logs") as log_files,
     ):
+        console = KeptConsole(shown_console, log_files.write)
         lines = cast(TextIO, ConsoleStream(console))
         configure_logs("launcher", settings.log_level, settings.log_format, lines)
 
@@ -152,7 +165,10 @@ async def _serve(settings: ServeSettings, folders: Folders, npus: list[int]) -> 
                 print(banner(settings), file=LossyStream(sys.stdout), flush=True)
 
         try:
-            return await _until_signal(supervisor, announce)
+            async with open_pages(
+                folders.state, shown, commands.metrics, settings.model_name, processes
+            ):
+                return await _until_signal(supervisor, announce)
         except GaveUp as error:
             await supervisor.stop()
             console.settle()

@@ -18,7 +18,9 @@ from services.scheduler.settings import SchedulerSettings
 from services.vision_encoder.settings import VisionEncoderSettings
 from shared import ascend, processors
 from shared.checkpoint.folder import Checkpoint
+from shared.errors import InvalidRequest
 from shared.lora.modules import absolute
+from shared.net.metrics_page import join, split_address
 from shared.npu_leases import ENCODER_SHARE, SHARE_BESIDE_ENCODER
 from shared.settings import (
     VISIBLE_NPUS,
@@ -115,6 +117,29 @@ def count_encoders(settings: ServeSettings) -> int:
     return int(family.takes_media and not settings.language_model_only)
 
 
+def metrics_addresses(settings: ServeSettings, encoders: int) -> dict[str, str]:
+    """Where each process has its page of metrics, host:port by its name; empty where none has one. Raises
+    InvalidRequest for an address that is none, or leaves no ports."""
+    if not settings.metrics_listen:
+        return {}
+    host, first = split_address(settings.metrics_listen)
+    counts = {
+        "gateway": settings.gateways,
+        "scheduler": settings.schedulers,
+        "decoder": settings.decoders,
+        "vision_encoder": encoders,
+        "preprocess": settings.preprocessors,
+    }
+    names = ["launcher", *(name for s, count in counts.items() for name in _names(s, count))]
+    if not 1 <= first <= 65_536 - len(names):
+        raise InvalidRequest(
+            "BAD_ADDRESS",
+            f"--metrics-listen: {len(names)} pages need as many ports, beginning with {first}",
+            field="metrics_listen",
+        )
+    return {name: join(host, first + number) for number, name in enumerate(names)}
+
+
 class ServiceCommands:
     """Builds the program of every process, from the settings and the folders of this instance."""
 
@@ -128,6 +153,7 @@ class ServiceCommands:
         self._folders = folders
         self._redis_url = redis_url
         self._encoders = count_encoders(settings)
+        self.metrics = metrics_addresses(settings, self._encoders)
         ranks = settings.tensor_parallel_size
         self._placement = (
             place(npus, settings.decoders, self._encoders, ranks) if npus else Placement([], [])
@@ -148,6 +174,7 @@ class ServiceCommands:
                     grpc_port=str(address.grpc_port),
                     shutdown_timeout=str(self._settings.shutdown_timeout),
                     heartbeat=str(self._folders.heartbeat(name)),
+                    **self._page(name),
                 ),
                 HeartbeatProbe(self._folders.heartbeat(name)),
                 service="gateway",
@@ -155,6 +182,10 @@ class ServiceCommands:
             )
             for name, address in zip(names, gateway_addresses(self._settings), strict=True)
         ]
+
+    def _page(self, name: str) -> dict[str, str]:
+        """Where a process has its page of metrics."""
+        return {"metrics_listen": self.metrics[name]} if self.metrics else {}
 
     def schedulers(self) -> list[Program]:
         """One serves all decoders; a second one takes over when it ends, or serves half of them."""
@@ -217,7 +248,13 @@ class ServiceCommands:
             listen = f"unix:{path}"
             heartbeat = self._folders.heartbeat(name)
             environment = self._environment(
-                service, threads, listen=listen, advertise=listen, heartbeat=str(heartbeat), **own
+                service,
+                threads,
+                listen=listen,
+                advertise=listen,
+                heartbeat=str(heartbeat),
+                **self._page(name),
+                **own,
             )
             if npus:
                 environment[VISIBLE_NPUS] = ",".join(map(str, npus[number]))

@@ -19,6 +19,7 @@ from shared.settings import (
     CommonSettings,
     ComputeSettings,
     FamilySettings,
+    Settings,
     state_home,
 )
 
@@ -27,6 +28,16 @@ class ServeSettings(
     DecoderOptions, SchedulerOptions, PreprocessOptions, GatewayOptions, CommonSettings
 ):
     """A whole system on one machine."""
+
+    GROUP: ClassVar[str] = "processes and ports"
+    SHORT: ClassVar[tuple[str, ...]] = (
+        *("model", "served_model_name", "max_model_len", "device", "dtype", "quantization"),
+        *("host", "port", "api_key_file", "max_waiting_requests", "tool_call_parser", "task"),
+        *("decoders", "tensor_parallel_size", "vision_encoders", "gateways", "metrics_listen"),
+        *("max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes"),
+        *("gpu_memory_utilization", "lora_modules", "limit_mm_per_prompt", "chat_template"),
+        *("redis_url", "state_dir", "log_level", "log_format"),
+    )
 
     # Options of the services are inherited; each service is passed those that were given. Declared here are the options
     # that the launcher itself acts on.
@@ -47,6 +58,12 @@ class ServeSettings(
         None,
         description="Folder of the queue's file; $XDG_STATE_HOME/tessera/<port> or ~/.local/state/tessera/<port>"
         " unless given.",
+    )
+    metrics_listen: str = Field(
+        "",
+        description="Address (host:port) of the first of the pages of metrics that each process has then, the others on"
+        " the ports after it: the launcher's, then one for each process (metrics.json in the state folder has the"
+        " list, for Prometheus). No pages but the gateways' own /metrics unless given.",
     )
     language_model_only: bool = Field(
         False, description="Refuses pictures and videos, and starts no vision encoder."
@@ -134,6 +151,57 @@ class ChatSettings(TlsClientSettings):
     def urls(self) -> list[str]:
         """The gateways, one by one."""
         return [url for part in self.url.split(",") if (url := part.strip())]
+
+
+class LogsSettings(Settings):
+    """Which request's log lines are shown."""
+
+    ENV_PREFIXES: ClassVar[tuple[str, ...]] = ("TESSERA_LOGS_",)
+
+    request_id: CliPositionalArg[str] = Field(
+        description="The request's id, or the X-Request-Id that its client gave."
+    )
+    state_dir: Path | None = Field(
+        None,
+        description="The --state-dir of the `tessera serve`; all below ~/.local/state/tessera unless given.",
+    )
+
+
+class WhySettings(TlsClientSettings):
+    """Which request's timeline is shown."""
+
+    ENV_PREFIXES: ClassVar[tuple[str, ...]] = ("TESSERA_WHY_",)
+    COMMON_VARIABLES: ClassVar[frozenset[str]] = frozenset({"api_key"})
+
+    request_id: CliPositionalArg[str] = Field(
+        description="The request's id, as in the header x-tessera-request-id or before the slash of an event's id."
+    )
+    url: str = Field("http://127.0.0.1:8000/v1", description="Base URL of the REST API.")
+    user: str = Field(
+        "", description="The `user` of the request, where the server has no keys and it had one."
+    )
+    api_key: str | None = Field(
+        None, description="The server's key, if it has one; TESSERA_API_KEY unless given."
+    )
+    api_key_file: Path | None = Field(
+        None, description="File with that key, in its first line that is not a # comment."
+    )
+    state_dir: Path | None = Field(
+        None,
+        description="The --state-dir of the `tessera serve`, whose logs are looked at where there is no timeline; all"
+        " below ~/.local/state/tessera unless given.",
+    )
+
+    @property
+    def key(self) -> str:
+        """The key that is sent; empty for none. Raises InvalidRequest if the file holds none."""
+        return access.client_key(self.api_key, self.api_key_file)
+
+
+def log_folders(state_dir: Path | None) -> list[Path]:
+    """The folders with logs of the system of a state folder, or of all systems of this user."""
+    states = [state_dir] if state_dir is not None else sorted((state_home() / "tessera").glob("*"))
+    return [folder for state in states if (folder := state / "logs").is_dir()]
 
 
 class RunBatchSettings(TlsClientSettings):

@@ -1,5 +1,6 @@
 """`python -m services.preprocess`: prompts to token ids and pixel values."""
 
+import shared.lean_start  # noqa: F401, I001  (first)
 from functools import partial
 
 from services.preprocess.settings import PreprocessSettings

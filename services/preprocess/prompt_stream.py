@@ -6,6 +6,7 @@ from concurrent.futures import Executor
 
 import structlog
 
+from services.preprocess.measures import PreprocessMeasures
 from services.preprocess.prompt import conversation
 from services.preprocess.prompt.builder import PromptBuilder
 from services.preprocess.prompt.window import Window
@@ -29,11 +30,24 @@ async def prepare_many(
     window: Window,
     executor: Executor,
     requests: AsyncIterator[PrepareManyRequest],
+    measures: PreprocessMeasures,
 ) -> AsyncIterator[PrepareManyResponse]:
     """Answers each message in order, in a thread."""
     loop = asyncio.get_running_loop()
     async for request in requests:
-        yield await loop.run_in_executor(executor, _answer, builder, window, request)
+        with measures.preparing(len(request.prompts)):
+            answer = await loop.run_in_executor(executor, _answer, builder, window, request)
+        _count(answer, measures)
+        yield answer
+
+
+def _count(answer: PrepareManyResponse, measures: PreprocessMeasures) -> None:
+    for result in answer.results:
+        if result.HasField("failure"):
+            measures.failed(result.failure.reason)
+        else:
+            one = result.prepared
+            measures.prepared(len(one.token_ids) // 4, one.times.tokenize_us, has_media=False)
 
 
 def prepare_text(
@@ -47,7 +61,7 @@ def prepare_text(
     tokenize_us = watch.lap_us()
     log.debug(
         "tokenized",
-        **names(request.request_id, request.client_request_id),
+        **names(request.request_id, request.client_request_id, request.traceparent),
         tokens=len(draft.ids),
         tokenize_us=tokenize_us,
     )
@@ -72,6 +86,9 @@ def _result(builder: PromptBuilder, window: Window, prompt: PrepareRequest) -> P
     except ServingError as error:
         return PrepareResult(failure=error.to_failure())
     except Exception as error:  # bad input fails one request, never the others of its message
-        log.exception("a prompt failed", **names(prompt.request_id, prompt.client_request_id))
+        log.exception(
+            "a prompt failed",
+            **names(prompt.request_id, prompt.client_request_id, prompt.traceparent),
+        )
         failure = Internal("INTERNAL", f"internal error: {type(error).__name__}")
         return PrepareResult(failure=failure.to_failure())

@@ -17,6 +17,7 @@ from services.preprocess.items.intake import IntakeLimits, MediaIntake
 from services.preprocess.items.local_files import LocalFiles
 from services.preprocess.items.pixel_cache import PixelCache
 from services.preprocess.limit_setting import parse_limits
+from services.preprocess.measures import PreprocessMeasures
 from services.preprocess.media.image_limits import ImageLimits
 from services.preprocess.media.processor_config import read_frame_selection
 from services.preprocess.mindie.name_lists import NameLists
@@ -36,6 +37,7 @@ from shared.artifacts.producer import open_producer
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 from shared.net import tasks
+from shared.net.metrics_page import page, serve_metrics
 from shared.prompts.modality import IMAGE
 from shared.queue.media_store import MediaStore
 from shared.served_part import ServedPart
@@ -74,12 +76,14 @@ async def serve(
         builder = await asyncio.to_thread(
             _build, settings, checkpoint, await loading, pool, templates
         )
-        intake = None
+        intake, measures = None, PreprocessMeasures()
         if pool is not None:
             wanted = settings.pixel_cache_bytes
             producer.store.space.warn_if_small("--pixel-cache-bytes", wanted)
             cache = PixelCache(pool, producer.store, wanted)
             resources.push_async_callback(cache.close)
+            measures.cache_bytes = lambda: cache.nbytes
+            measures.workers = lambda: pool.load
             intake = MediaIntake(
                 await resources.enter_async_context(MediaFetcher(_policy(settings))),
                 LocalFiles(settings.allowed_local_media_path),
@@ -90,6 +94,7 @@ async def serve(
                     settings.max_video_bytes,
                     read_frame_selection(settings.model, settings.max_video_frames),
                 ),
+                measures,
             )
         shared_pictures = await _shared_pictures(settings, builder, intake, resources)
         servicer = PreprocessServicer(
@@ -103,6 +108,7 @@ async def serve(
             max_frames=settings.max_video_frames,
             window=Window(_window(settings, checkpoint)),
             shared_pictures=shared_pictures,
+            measures=measures,
         )
         producer.server.add(
             _SERVICE_NAME,
@@ -111,7 +117,10 @@ async def serve(
         )
         part = ServedPart(code_of(registry.find(checkpoint).prompt))
         settle()
-        async with producer.serving("preprocess", part):
+        metrics = serve_metrics(
+            settings.metrics_listen, lambda: page("preprocess", settings.model_name, measures)
+        )
+        async with metrics, producer.serving("preprocess", part):
             log.info(
                 "serving",
                 model=settings.model_name,

@@ -10,6 +10,7 @@ import grpc.aio
 import structlog
 
 from services.preprocess.items.intake import USUAL, Handling, MediaIntake, TakenMedia
+from services.preprocess.measures import PreprocessMeasures
 from services.preprocess.media.fitted_picture import Square
 from services.preprocess.mindie.pictures import SharedPictures
 from services.preprocess.prompt import conversation, item_options
@@ -67,7 +68,9 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
         max_frames: int,
         window: Window,
         shared_pictures: SharedPictures | None = None,
+        measures: PreprocessMeasures | None = None,
     ) -> None:
+        self._measures = measures or PreprocessMeasures()
         self._builder = builder
         self._intake = intake
         self._executor = executor
@@ -79,7 +82,28 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
 
     async def Prepare(self, request: PrepareRequest, context: _Context) -> PrepareResponse:
         """Template, tokenizer and images side by side, then the placeholders. Raises InvalidRequest."""
-        request_names.bind(request.request_id, request.client_request_id)
+        request_names.bind(request.request_id, request.client_request_id, request.traceparent)
+        with self._measures.preparing():
+            return await self._prepare(request)
+
+    async def PrepareMany(
+        self, requests: AsyncIterator[PrepareManyRequest], context: _Context
+    ) -> AsyncIterator[PrepareManyResponse]:
+        """The same for short prompts without media, several in a message."""
+        async for answer in prepare_many(
+            self._builder, self._window, self._executor, requests, self._measures
+        ):
+            yield answer
+
+    async def GetPixels(self, request: GetPixelsRequest, context: _Context) -> GetPixelsResponse:
+        """From the cache, or made again from the raw bytes. Raises NotFound, Precondition."""
+        if self._intake is None:
+            raise Precondition("TEXT_ONLY_MODEL", f"{self._model_name} takes no images")
+        pixels = await self._intake.pixels_again(request.media)
+        log.debug("pixels sent", digest=request.media.digest.hex())
+        return GetPixelsResponse(pixels=pixels.ref)
+
+    async def _prepare(self, request: PrepareRequest) -> PrepareResponse:
         history = self._window.history(self._builder, request)
         if history is None:
             draft, images, tokenize_us = await self._whole(request)
@@ -101,6 +125,7 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
         )
         self._builder.check_length(len(prompt.ids), request.max_prompt_tokens, draft.field)
         self._window.check(request, len(prompt.ids))
+        self._measures.prepared(len(prompt.ids), tokenize_us, has_media=bool(images))
         return PrepareResponse(
             token_ids=prompt.ids.astype("<i4").tobytes(),
             media=_items(prompt, images, self._intake) if self._intake else (),
@@ -109,21 +134,6 @@ class PreprocessServicer(preprocess_pb2_grpc.PreprocessServiceServicer):
             cached_media=cached,
             mindie_ids=await self._share(request, prompt, images),
         )
-
-    async def PrepareMany(
-        self, requests: AsyncIterator[PrepareManyRequest], context: _Context
-    ) -> AsyncIterator[PrepareManyResponse]:
-        """The same for short prompts without media, several in a message."""
-        async for answer in prepare_many(self._builder, self._window, self._executor, requests):
-            yield answer
-
-    async def GetPixels(self, request: GetPixelsRequest, context: _Context) -> GetPixelsResponse:
-        """From the cache, or made again from the raw bytes. Raises NotFound, Precondition."""
-        if self._intake is None:
-            raise Precondition("TEXT_ONLY_MODEL", f"{self._model_name} takes no images")
-        pixels = await self._intake.pixels_again(request.media)
-        log.debug("pixels sent", digest=request.media.digest.hex())
-        return GetPixelsResponse(pixels=pixels.ref)
 
     async def _whole(self, request: PrepareRequest) -> tuple[Draft, list[TakenMedia], int]:
         """The draft of all that was sent, its media, and the microseconds that tokenizing took."""

@@ -14,6 +14,8 @@ from shared.settings import ChatTemplateSettings, ModelLengthSettings, ServiceSe
 class PreprocessOptions(ChatTemplateSettings, ModelLengthSettings):
     """Settings of preprocess that `tessera serve` has too."""
 
+    GROUP: ClassVar[str] = "prompts and media"
+
     chat_template_content_format: ContentFormat = Field(
         ContentFormat.AUTO,
         description="What a chat template is given as a message's content: string, openai (a list of parts), or auto,"

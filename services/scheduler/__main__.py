@@ -1,5 +1,6 @@
 """`python -m services.scheduler`: takes requests from the queue and plans the decoders' steps."""
 
+import shared.lean_start  # noqa: F401  (first)
 from services.scheduler.server import serve
 from services.scheduler.settings import SchedulerSettings
 from shared import service_process

@@ -16,6 +16,7 @@ from services.scheduler.decoders.link import DecoderLink, LinkEnd, LinkOptions
 from services.scheduler.decoders.process_death import has_died
 from services.scheduler.decoders.throughput import Throughput
 from services.scheduler.encoders import Encoders
+from services.scheduler.measures import SchedulerMeasures
 from services.scheduler.output.log_writer import LogWriter
 from services.scheduler.output.request import Request
 from services.scheduler.requests.deadlines import Deadlines
@@ -28,7 +29,9 @@ from shared.errors import InvalidRequest, Unavailable
 from shared.queue import ControlChannel, Queue, TakenRequest
 from shared.queue.media_store import MediaStore
 from shared.queue.registry import Directory, Member
+from shared.queue.timeline_store import TimelineWriter
 from shared.telemetry.request_names import names
+from shared.telemetry.timeline import Timelines
 from shared.text.text_fold import TokenBytes
 from tessera.decoder.v1 import decoder_pb2
 from tessera.scheduler.v1.scheduler_pb2 import GetLoadResponse
@@ -53,6 +56,8 @@ class Dispatcher:
         adapters: AdapterLoads,
         table: TokenBytes,
         scheduler_id: str,
+        timelines: Timelines,
+        timeline_writer: TimelineWriter,
         *,
         link_options: LinkOptions,
         kept_s: float = KEPT_S,
@@ -64,6 +69,8 @@ class Dispatcher:
         self._adapters = adapters
         self._table = table
         self._scheduler_id = scheduler_id
+        self._timelines = timelines
+        self._timeline_writer = timeline_writer
         self._link_options = link_options
         self._wake = asyncio.Event()
         self._taking = True
@@ -74,12 +81,13 @@ class Dispatcher:
         self._log = LogWriter(
             queue,
             scheduler_id,
+            timelines,
             on_refused=lambda request_id: self._tracker.on_refused(request_id),
             on_cancel=lambda request_id: self._tracker.on_cancel(request_id),
             is_settled=lambda: self._recovery.is_settled,
             settled=lambda: self._recovery.settled(),
         )
-        self._tracker = OutputTracker(self._log, self._wake.set, kept_s)
+        self._tracker = OutputTracker(self._log, self._wake.set, timelines, kept_s)
         self._recovery = Recovery(queue, scheduler_id, self._tracker)
         self._deadlines = Deadlines(self._tracker.find, self._tracker.end)
         self._returns = Returns(queue, scheduler_id, self._tracker, self._log, self._recovery)
@@ -98,6 +106,7 @@ class Dispatcher:
         self._relocation = Relocation(self._tracker, self._fleet, self._returns)
         self._intake = Intake(self._fleet.links)
         self._throughput = Throughput(lambda: self.load().decoders)
+        self.measures = SchedulerMeasures(self._fleet.links, self._tracker, encoders)
 
     async def run(self) -> None:
         """Works until cancelled, and then leaves everything as it is."""
@@ -105,6 +114,7 @@ class Dispatcher:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._recovery.run())
                 group.create_task(self._log.run())
+                group.create_task(self._timeline_writer.run())
                 group.create_task(self._returns.run())
                 group.create_task(self._relocation.run())
                 group.create_task(self._fleet.run())
@@ -131,9 +141,10 @@ class Dispatcher:
         with contextlib.suppress(TimeoutError, Unavailable):
             async with asyncio.timeout(timeout_s):
                 if requests := self._tracker.request_ids:
-                    self._tracker.unassign(requests)
+                    self._tracker.unassign(requests, "its scheduler stops")
                     await self._returns.give_back(requests)
                 await self._log.flush()
+                await self._timeline_writer.flush()
                 for decoder in decoders:
                     await self._queue.free_decoder(decoder, self._scheduler_id)
                 await self._queue.leave(self._scheduler_id)
@@ -182,6 +193,7 @@ class Dispatcher:
                 continue
             self._intake.note(taken or ())
             if taken:
+                self.measures.taken += len(taken)
                 lora_ids = [one.spec.lora_id for one in taken]
                 await self._adapters.know(lora_ids, self._fleet.links.values())
                 self._start(taken)
@@ -197,11 +209,14 @@ class Dispatcher:
                 request = Request(one, self._table, numerics, folder)
                 first = request.sequences[0]
             except (ValueError, IndexError, InvalidRequest) as error:
-                called = names(one.spec.request_id, one.spec.client_request_id)
+                called = names(
+                    one.spec.request_id, one.spec.client_request_id, one.spec.traceparent
+                )
                 log.warning("bad request", **called, error=str(error))
                 self._tracker.refuse(one, str(error))
                 continue
             request.taken_at = monotonic()
+            self._note_taken(request)
             log.debug("taken", **request.names, attempt=one.attempts)
             late = self._deadlines.watch(request)
             router = self._fleet.router(request.content)
@@ -216,6 +231,13 @@ class Dispatcher:
                 touched.append(link)
         for link in dict.fromkeys(touched):
             link.pump()
+
+    def _note_taken(self, request: Request) -> None:
+        rid, (since, taken) = request.request_id, request.waited_us
+        if request.attempts == 1:
+            self._timelines.span(rid, "queue", since, taken, service="queue", replica="")
+        attempt, tokens = request.attempts, request.num_tokens
+        self._timelines.span(rid, "take", taken, taken, attempt=attempt, tokens=tokens)
 
     def _on_step(
         self,
@@ -298,6 +320,7 @@ class Dispatcher:
             on_step=self._on_step,
             on_returned=self._returns.put,
             on_adapter=self._adapters.note,
+            timelines=self._timelines,
         )
 
     def _on_bound(self, link: DecoderLink) -> None:
@@ -308,8 +331,10 @@ class Dispatcher:
         """What a lost decoder ran goes back to the head of the queue, with everything that it generated logged."""
         if not self._taking:
             return
+        self.measures.lost(link)
         requests = self._tracker.of(link)
-        self._tracker.unassign([request.request_id for request in requests])
+        lost = f"the decoder was lost ({link.ended.name.lower().replace('_', ' ')})"
+        self._tracker.unassign([request.request_id for request in requests], lost)
         in_flight = link.in_flight_requests
         computed = [r for r in requests if r.request_id in in_flight]
         was_alone = len(in_flight) == 1

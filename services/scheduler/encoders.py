@@ -20,7 +20,11 @@ from shared.queue.registry import Directory, Member
 from shared.telemetry import request_names
 from tessera.artifact.v1.artifact_pb2 import ArtifactRef
 from tessera.common.v1.media_pb2 import MediaItem
-from tessera.vision_encoder.v1.vision_encoder_pb2 import EncodeRequest, ReleaseRequest
+from tessera.vision_encoder.v1.vision_encoder_pb2 import (
+    EncodeRequest,
+    EncodeResponse,
+    ReleaseRequest,
+)
 from tessera.vision_encoder.v1.vision_encoder_pb2_grpc import VisionEncoderServiceStub
 
 if TYPE_CHECKING:
@@ -62,17 +66,24 @@ class Encoders:
 
     def __init__(self, directory: Directory, patience_s: float = _PATIENCE_S) -> None:
         """`patience_s`: how long an item waits while no encoder can be had."""
+        self.num_failed = 0  # calls so far
         self._directory = directory
         self._patience_s = patience_s
         self._channels = Channels()
         self._running: SingleFlight[bytes, ArtifactRef] = SingleFlight()
         self._users: dict[bytes, set[str]] = {}
         self._holders: dict[bytes, Member] = {}
+        self._answers: dict[bytes, EncodeResponse] = {}
         # Those whose result was lost on the way to a decoder, which may be cut off from them.
         self._failed: dict[bytes, set[Member]] = {}
         self._others: dict[tuple[Member, bytes], None] = {}  # and contents that are not theirs
         self._avoided: dict[str, float] = {}  # numerics whose encoders all failed, and until when
         self._background: dict[asyncio.Task[None], None] = {}
+
+    @property
+    def num_running(self) -> int:
+        """Items that are being encoded, or wait for an encoder."""
+        return len(self._running)
 
     def numerics_for(self, taken: TakenRequest) -> str:
         """Of the encoders that a request's media are to be encoded by: those that it has begun with, as long as there
@@ -105,6 +116,11 @@ class Encoders:
         users.add(user)
         return await self._running.run(name, lambda: self._encode(item, name, content, numerics))
 
+    def how(self, name: bytes) -> tuple[Member, EncodeResponse] | None:
+        """Who has encoded an item that is not released yet, and what it said of that."""
+        holder, answer = self._holders.get(name), self._answers.get(name)
+        return None if holder is None or answer is None else (holder, answer)
+
     def release(self, digests: Iterable[bytes], user: str) -> None:
         """A user does not need the embeddings of these names any more. Work that no user needs is cancelled, and the
         encoder with the result is asked to release it. Returns at once; a lost call only costs cache.
@@ -119,6 +135,7 @@ class Encoders:
             self._failed.pop(digest, None)
             self._running.cancel(digest)
             holder = self._holders.pop(digest, None)
+            self._answers.pop(digest, None)
             if holder is not None:
                 by_member.setdefault(holder, []).append(digest)
         for member, held in by_member.items():
@@ -182,6 +199,7 @@ class Encoders:
                             "no vision encoder with the weights of the decoder is running",
                         )
                         continue
+                    self.num_failed += 1
                     if member not in told:
                         told.add(member)
                         log.warning(
@@ -191,7 +209,7 @@ class Encoders:
                         )
                     problem = error
                 else:
-                    self._holders[name] = member
+                    self._holders[name], self._answers[name] = member, answer
                     return answer.embeddings
             await asyncio.sleep(_BUSY_WAIT_S)
         raise problem

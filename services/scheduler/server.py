@@ -21,12 +21,15 @@ from services.scheduler.settings import SchedulerSettings
 from shared import service_process
 from shared.errors import InvalidRequest
 from shared.net import tasks
+from shared.net.metrics_page import page, serve_metrics
 from shared.net.rpc.server import RpcServer
 from shared.queue import ControlChannel, Lifetimes, Queue, connect
 from shared.queue.adapters import AdapterDirectory, AdapterRegistry
 from shared.queue.keys import Keys, new_instance_id
 from shared.queue.media_store import MediaStore
 from shared.queue.registry import Announcement, Directory
+from shared.queue.timeline_store import TimelineStore, TimelineWriter
+from shared.telemetry.timeline import Timelines
 from shared.text.text_fold import TokenBytes
 from tessera.scheduler.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server
 
@@ -73,6 +76,7 @@ async def serve(
         encoders = Directory(redis, keys, "vision_encoder")
         registry = AdapterRegistry(redis, keys)
         adapters = AdapterDirectory(registry)
+        timelines = Timelines("scheduler", scheduler_id)
         dispatcher = Dispatcher(
             queue,
             ControlChannel(redis, keys),
@@ -82,6 +86,8 @@ async def serve(
             AdapterLoads(registry, adapters),
             table,
             scheduler_id,
+            timelines,
+            TimelineWriter(timelines, TimelineStore(redis, keys, lifetimes)),
             link_options=LinkOptions(
                 lead_s=settings.lead_ms / 1000,
                 encoder_budget=settings.encoder_budget or None,
@@ -107,6 +113,12 @@ async def serve(
         await stack.enter_async_context(adapters)
         await stack.enter_async_context(
             Announcement(redis, keys, "scheduler", scheduler_id, server.address)
+        )
+        await stack.enter_async_context(
+            serve_metrics(
+                settings.metrics_listen,
+                lambda: page("scheduler", settings.model_name, dispatcher.measures),
+            )
         )
         server.add(
             "tessera.scheduler.v1.SchedulerService",

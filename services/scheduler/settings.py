@@ -10,6 +10,8 @@ from shared.settings import ServiceSettings, Settings
 class SchedulerOptions(Settings):
     """Settings of the scheduler that `tessera serve` has too."""
 
+    GROUP: ClassVar[str] = "scheduler"
+
     step_target_ms: float = Field(
         250.0,
         ge=0,

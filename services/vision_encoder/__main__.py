@@ -1,5 +1,6 @@
 """`python -m services.vision_encoder`: pixel values to embeddings."""
 
+import shared.lean_start  # noqa: F401, I001  (first)
 from functools import partial
 
 from services.families.check import Parts
@@ -20,7 +21,6 @@ def main() -> None:
     settings = npu_leases.for_encoder(settings)
     settings = prepare_model(settings, Parts.WEIGHTS, device=settings.device, dtype=settings.dtype)
 
-    service_process.load_without_collecting()
     from services.vision_encoder.server import serve
 
     service_process.run(partial(serve, settings), settings.internal_token_file)

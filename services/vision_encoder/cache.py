@@ -35,6 +35,11 @@ class EmbeddingCache:
         self._bytes = 0
         store.space.evict = self.evict_one
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the artifacts, and of those being made."""
+        return self._bytes
+
     def find(self, digest: bytes, retain_s: float) -> ArtifactRef | None:
         """The artifact, now the most recently used and retained for so long, or None."""
         entry = self._entries.get(digest)

@@ -7,6 +7,7 @@ import numpy as np
 
 from services.vision_encoder.byte_gate import ByteGate
 from services.vision_encoder.cache import EmbeddingCache
+from services.vision_encoder.measures import EncoderMeasures
 from services.vision_encoder.pixel_source import PixelSource
 from services.vision_encoder.queue import Encoded, TowerQueue
 from services.vision_encoder.towers.encoder import BadPixels, Encoder, Item, pixel_item
@@ -15,7 +16,7 @@ from shared.artifacts.embedding_name import embedding_name
 from shared.artifacts.file import Array
 from shared.artifacts.pixel_scaling import PixelScaling
 from shared.artifacts.store import ArtifactStore, Reservation
-from shared.errors import Precondition
+from shared.errors import Overloaded, Precondition
 from shared.net.single_flight import SingleFlight
 from shared.prompts.modality import modality_of
 from tessera.artifact.v1.artifact_pb2 import ArtifactRef
@@ -29,6 +30,8 @@ class EncodeResult:
     ref: ArtifactRef
     cached: bool
     encode_us: int
+    queue_us: int = 0  # before that
+    items: int = 0  # that were encoded together
 
 
 class EmbeddingProducer:
@@ -41,7 +44,10 @@ class EmbeddingProducer:
         source: PixelSource,
         store: ArtifactStore,
         cache: EmbeddingCache,
+        measures: EncoderMeasures | None = None,
     ) -> None:
+        self._measures = measures or EncoderMeasures()
+        self._measures.cache_bytes = lambda: cache.nbytes
         self._row_bytes = model.hidden_size * model.dtype.itemsize
         self._queue = queue
         self._source = source
@@ -61,6 +67,9 @@ class EmbeddingProducer:
         """
         name = embedding_name(content, media.digest, numerics)
         ref = self._cache.find(name, retain_s)
+        self._measures.queries += 1
+        if ref is not None or name in self._encoding:
+            self._measures.hits += 1
         if ref is not None:
             _check_rows(media, ref)
             return EncodeResult(ref, cached=True, encode_us=0)
@@ -79,7 +88,11 @@ class EmbeddingProducer:
 
     async def _make(self, media: MediaItem, name: bytes, retain_s: float) -> EncodeResult:
         reserved = media.rows * self._row_bytes
-        self._cache.reserve(reserved)
+        try:
+            self._cache.reserve(reserved)
+        except Overloaded:
+            self._measures.refused += 1
+            raise
         place = self._store.reserve(name)
         try:
             # Before they are mapped: what waits here must not take the memory of what is encoded.
@@ -95,7 +108,13 @@ class EmbeddingProducer:
                 raise Precondition("MEDIA_MISMATCH", str(error)) from error
             raise
         self._cache.add(ref, reserved, retain_s)
-        return EncodeResult(ref, cached=False, encode_us=encoded.encode_us)
+        return EncodeResult(
+            ref,
+            cached=False,
+            encode_us=encoded.encode_us,
+            queue_us=encoded.queue_us,
+            items=encoded.items,
+        )
 
     async def _encoded(self, media: MediaItem, place: Reservation, reserved: int) -> Encoded:
         pixels = await self._source.get(media)

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextvars
-import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,10 +11,12 @@ import structlog
 import torch
 
 from services.vision_encoder.devices.base.device import Device
+from services.vision_encoder.measures import EncoderMeasures
 from services.vision_encoder.towers.encoder import Encoder, Item, to_array
 from shared.artifacts import file as artifact_file
 from shared.artifacts.space import out_of_space
 from shared.artifacts.store import Reservation
+from shared.environment import monotonic
 from shared.errors import Precondition
 from shared.net.supervise import Background
 
@@ -28,6 +29,8 @@ class Encoded:
 
     rows: int
     encode_us: int
+    queue_us: int = 0  # from its arrival to that
+    items: int = 1  # of the batch
 
 
 @dataclass
@@ -36,6 +39,7 @@ class _Job:
     patches: int
     place: Reservation
     done: asyncio.Future[Encoded]
+    since: float  # when it came
 
 
 class TowerQueue:
@@ -45,11 +49,19 @@ class TowerQueue:
     one item.
     """
 
-    def __init__(self, model: Encoder, device: Device, max_patches: int) -> None:
+    def __init__(
+        self,
+        model: Encoder,
+        device: Device,
+        max_patches: int,
+        measures: EncoderMeasures | None = None,
+    ) -> None:
         self._model = model
         self._device = device
         self.max_patches = max_patches
         self._waiting: deque[_Job] = deque()
+        self._measures = measures or EncoderMeasures()
+        self._measures.waiting = self._look
         self._thread = ThreadPoolExecutor(1, "tower")
         self._runner: Background | None = None
 
@@ -58,7 +70,7 @@ class TowerQueue:
         Precondition for an item that by itself does not fit into the device's memory."""
         patches = self._model.cost(item)
         done: asyncio.Future[Encoded] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Job(item, patches, place, done))
+        self._waiting.append(_Job(item, patches, place, done, monotonic()))
         if self._runner is None:
             # It works for all requests: its log lines must not carry the names of the one that starts it.
             self._runner = contextvars.Context().run(Background, "tower", self._run)
@@ -75,10 +87,16 @@ class TowerQueue:
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         while batch := self._next_batch():
+            began = monotonic()
+            self._measures.taken(
+                [began - job.since for job in batch], sum(j.patches for j in batch)
+            )
             try:
                 results = await loop.run_in_executor(self._thread, self._compute, batch)
             except Exception as error:  # raised in every caller of the batch
                 results = [error] * len(batch)
+            made = [result.rows for result in results if isinstance(result, Encoded)]
+            self._measures.computed(monotonic() - began, sum(made), len(batch) - len(made))
             for job, result in zip(batch, results, strict=True):
                 if job.done.done():
                     continue
@@ -87,6 +105,9 @@ class TowerQueue:
                 else:
                     job.done.set_result(result)
         self._runner = None
+
+    def _look(self) -> tuple[int, float]:
+        return len(self._waiting), self._waiting[0].since if self._waiting else 0.0
 
     def _next_batch(self) -> list[_Job]:
         batch: list[_Job] = []
@@ -103,9 +124,9 @@ class TowerQueue:
         return together and patches + following.patches <= self.max_patches
 
     def _compute(self, batch: list[_Job]) -> list[Encoded | Exception]:
-        began = time.perf_counter_ns()
+        began = monotonic()
         embeddings = self._encode([job.item for job in batch])
-        encode_us = (time.perf_counter_ns() - began) // 1000
+        encode_us = int((monotonic() - began) * 1e6)
         results: list[Encoded | Exception] = []
         for job, embedding in zip(batch, embeddings, strict=True):
             if isinstance(embedding, Precondition):
@@ -115,7 +136,8 @@ class TowerQueue:
             place = job.place
             try:
                 artifact_file.fill(place.path, place.nonce, place.digest, array, dtype)
-                results.append(Encoded(array.shape[0], encode_us))
+                queue_us = int((began - job.since) * 1e6)
+                results.append(Encoded(array.shape[0], encode_us, queue_us, len(batch)))
             except OSError as error:
                 results.append(out_of_space(error, place.path))
         return results

@@ -16,6 +16,7 @@ from services.vision_encoder.devices.base.device import Device
 from services.vision_encoder.devices.op_profile import profile_ops
 from services.vision_encoder.embedding_producer import EmbeddingProducer
 from services.vision_encoder.loading import load_encoder
+from services.vision_encoder.measures import EncoderMeasures
 from services.vision_encoder.pixel_source import PixelSource
 from services.vision_encoder.queue import TowerQueue
 from services.vision_encoder.servicer import VisionEncoderServicer
@@ -26,6 +27,7 @@ from shared.artifacts.producer import Producer, open_producer
 from shared.artifacts.store import ArtifactReader
 from shared.checkpoint.content import content_digest
 from shared.checkpoint.folder import Checkpoint
+from shared.net.metrics_page import page, serve_metrics
 from shared.queue.registry import Directory
 from shared.served_part import ServedPart
 from shared.telemetry.logs import Stopwatch
@@ -53,14 +55,14 @@ async def serve(
     async with open_producer(settings) as producer:
         device, model, content = await asyncio.to_thread(_load, settings)
         profile = profile_ops(device) if settings.profile_ops else None
-        encoder, numerics = None, ""
+        encoder, numerics, measures = None, "", EncoderMeasures()
         if model is None:
             log.warning("the checkpoint has no vision part; every Encode is refused")
         else:
             if profile is not None:
                 producer.resources.enter_context(profile.reported())
             numerics = device.numerics(model.uses_ops)
-            encoder = await _encoder(settings, device, model, producer)
+            encoder = await _encoder(settings, device, model, producer, measures)
             if profile is not None:
                 profile.clear()  # of the warm-up
         family = registry.find(Checkpoint(settings.model, settings.family))
@@ -73,7 +75,11 @@ async def serve(
         )
         part = ServedPart(code_of(family.encoder))
         settle()
-        async with producer.serving("vision_encoder", part, numerics):
+        metrics = serve_metrics(
+            settings.metrics_listen,
+            lambda: page("vision_encoder", settings.model_name, measures),
+        )
+        async with metrics, producer.serving("vision_encoder", part, numerics):
             log.info(
                 "serving",
                 model=settings.model_name,
@@ -107,11 +113,15 @@ def _threads(settings: VisionEncoderSettings) -> int:
 
 
 async def _encoder(
-    settings: VisionEncoderSettings, device: Device, model: Encoder, producer: Producer
+    settings: VisionEncoderSettings,
+    device: Device,
+    model: Encoder,
+    producer: Producer,
+    measures: EncoderMeasures,
 ) -> EmbeddingProducer:
     resources = producer.resources
     most = settings.max_batch_patches or device.default_batch_patches
-    queue = TowerQueue(model, device, most)
+    queue = TowerQueue(model, device, most, measures)
     resources.callback(queue.close)
 
     def warm_up() -> None:
@@ -134,6 +144,6 @@ async def _encoder(
     wanted = settings.encoder_cache_bytes
     producer.store.space.warn_if_small("--encoder-cache-bytes", wanted)
     cache = EmbeddingCache(producer.store, wanted)
-    encoder = EmbeddingProducer(model, queue, source, producer.store, cache)
+    encoder = EmbeddingProducer(model, queue, source, producer.store, cache, measures)
     resources.push_async_callback(encoder.close)
     return encoder

@@ -78,7 +78,13 @@ class VisionEncoderServicer(vision_encoder_pb2_grpc.VisionEncoderServiceServicer
             cached=made.cached,
             encode_us=made.encode_us,
         )
-        return EncodeResponse(embeddings=made.ref, cached=made.cached, encode_us=made.encode_us)
+        return EncodeResponse(
+            embeddings=made.ref,
+            cached=made.cached,
+            encode_us=made.encode_us,
+            queue_us=made.queue_us,
+            batch_items=made.items,
+        )
 
     async def Release(self, request: ReleaseRequest, context: _Context) -> ReleaseResponse:
         """Ends retention; unknown digests are ignored."""

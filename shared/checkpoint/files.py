@@ -13,12 +13,15 @@ from shared.bounded_file import (
     parse,
     read_value,
 )
+from shared.checkpoint.gguf.architecture import GgufModel
+from shared.checkpoint.gguf.header import read_header as read_gguf
 from shared.errors import InvalidRequest
 from shared.text.tokenizer_formats.other_files import find_other
 
 # The names that weights have in a folder, the preferred first: one file, or an index of several.
 SINGLES = ("model.safetensors", "pytorch_model.bin")
 INDEXES = tuple(f"{name}.index.json" for name in SINGLES)
+GGUF = "model.gguf"  # of a folder that is made of a GGUF file (`gguf/prepared.py`)
 _OTHER_WEIGHTS = ("*.bin", "*.pth", "*.pt", "*.gguf", "*.onnx", "*.h5", "*.msgpack")
 _OTHER_TOKENIZERS = ("vocab.json", "vocab.txt", "tekken.json")
 _LFS = b"version https://git-lfs"  # what a clone without git-lfs has in the place of a large file
@@ -60,12 +63,13 @@ class Weights:
 
 
 def find_weights(folder: Path) -> Weights | None:
-    """Safetensors before `pytorch_model.bin`, an index before a single file; None if there is neither."""
+    """Safetensors before `pytorch_model.bin`, an index before a single file, then what a prepared folder has of a GGUF
+    file; None if there is none."""
     for single, index in zip(SINGLES, INDEXES, strict=True):
         for name in (index, single):
             if (folder / name).is_file():
                 return Weights(name, name == index)
-    return None
+    return Weights(GGUF, False) if (folder / GGUF).is_file() else None
 
 
 def require_weights(folder: Path) -> None:
@@ -85,6 +89,8 @@ def require_weights(folder: Path) -> None:
     for name in names:
         if name.endswith(".safetensors"):
             _require_whole(folder / name)
+        elif name == GGUF:
+            GgufModel(read_gguf(folder / name)).require_tensors()
         else:
             require_archive(folder / name)
 

@@ -11,14 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from shared.bounded_file import OutOfBounds, bounds_of, read_value
 from shared.checkpoint.config_bounds import out_of_bounds
-from shared.checkpoint.files import INDEXES, SINGLES, find_weights
+from shared.checkpoint.files import GGUF, INDEXES, SINGLES, find_weights
+from shared.checkpoint.gguf.block_types import CODED
 from shared.checkpoint.tensor_file import TensorFile, open_tensors
 from shared.devices import default_dtype
 from shared.errors import InvalidRequest, NotFound
 from shared.text.cutting import cut
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
 
 _IDS = 1 << 31
 _SMALL_MODEL_PARAMETERS = 100_000_000
@@ -158,14 +161,37 @@ class Checkpoint:
         """A tensor's element type as safetensors spells it ("F32", "BF16"), from the header."""
         return self._shard(name).dtype(name)
 
+    def whole_numbers(self, name: str) -> "NDArray[np.int64]":
+        """The content of a tensor of whole numbers."""
+        found: NDArray[np.int64] = self.tensor(name).flatten().long().numpy()
+        return found
+
     def nbytes(self, name: str) -> int:
         """Bytes of a tensor as it is stored, from the header."""
-        return math.prod(self.shape(name)) * _BYTES.get(self.dtype(name), 1)
+        numbers, kind = math.prod(self.shape(name)), self.dtype(name)
+        if (block := CODED.get(kind)) is not None:
+            return numbers // block.elements * block.nbytes
+        return numbers * _BYTES.get(kind, 1)
+
+    def order(self, name: str) -> Sequence[int] | None:
+        """Which stored row each row of a tensor is; None where they lie as they are counted."""
+        return self._shard(name).order(name)
+
+    @cached_property
+    def is_gguf(self) -> bool:
+        """Whether its tensors are those of a GGUF file, each in a type of its own."""
+        weights = find_weights(self.folder)
+        return weights is not None and weights.name == GGUF
 
     @cached_property
     def is_small(self) -> bool:
         """Fewer than 100 million parameters: quick in any type, and with one thread."""
-        return sum(map(self._count, self.names())) < _SMALL_MODEL_PARAMETERS
+        return self.num_parameters < _SMALL_MODEL_PARAMETERS
+
+    @cached_property
+    def num_parameters(self) -> int:
+        """Numbers of all tensors; of codes, those that they stand for."""
+        return sum(map(self._count, self.names()))
 
     def default_dtype(self, device: str) -> str:
         """What `--dtype auto` means on `device`: "float32", "bfloat16" or "float16".

@@ -41,6 +41,7 @@ _SMALL_FILES = (
     "processor_config.json",
     "preprocessor_config.json",
     "video_preprocessor_config.json",
+    "quality.json",
     "conversation.py",  # of InternVL: read as data
     *INDEXES,
 )

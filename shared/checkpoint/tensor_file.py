@@ -1,4 +1,5 @@
-"""A file of tensors by name, in safetensors or as `torch.save` writes it: sizes by its header, data mapped."""
+"""A file of tensors by name, in safetensors, as `torch.save` writes it or as llama.cpp does: sizes by its header, data
+mapped."""
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -34,6 +35,9 @@ class TensorFile(Protocol):
     def dtype(self, name: str) -> str:
         """As safetensors spells it ("F32", "BF16"); read without the data."""
 
+    def order(self, name: str) -> "Sequence[int] | None":
+        """Which stored row each row of a tensor is; None where they lie as they are counted."""
+
 
 def open_tensors(path: Path) -> TensorFile:
     """Opens a file by the end of its name.
@@ -42,8 +46,11 @@ def open_tensors(path: Path) -> TensorFile:
     """
     if path.suffix == ".safetensors":
         return SafetensorsFile(path)
-    # By its name: services without torch import this module for a folder's configuration.
-    opened: TensorFile = import_module("shared.checkpoint.torch_file").TorchFile(path)
+    # By their names: services without torch import this module for a folder's configuration.
+    if path.suffix == ".gguf":
+        opened: TensorFile = import_module("shared.checkpoint.gguf.tensor_file").GgufFile(path)
+    else:
+        opened = import_module("shared.checkpoint.torch_file").TorchFile(path)
     return opened
 
 
@@ -85,3 +92,6 @@ class SafetensorsFile:
     def dtype(self, name: str) -> str:
         """See `TensorFile`."""
         return str(self._file.get_slice(name).get_dtype())
+
+    def order(self, name: str) -> None:
+        """None."""

@@ -4,6 +4,7 @@ import ctypes
 import functools
 import os
 import threading
+from collections.abc import Callable
 from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_uint8, c_void_p
 
 import structlog
@@ -74,7 +75,7 @@ class Shortlist(Structure):
 
 
 class Cache(Structure):
-    """See `attention.h`."""
+    """See `pages.h`."""
 
     _fields_ = (
         ("base", c_void_p),
@@ -82,6 +83,9 @@ class Cache(Structure):
         ("heads", c_int64),
         ("size", c_int64),
         ("real", c_int64),
+        ("kept", c_void_p),
+        ("kept_count", c_int64),
+        ("coded", c_int64),
     )
 
 
@@ -130,10 +134,6 @@ class Segments(Structure):
         ("count", c_int64),
         ("starts", c_void_p),
         ("members", c_void_p),
-        ("row_starts", c_void_p),
-        ("segment", c_void_p),
-        ("place", c_void_p),
-        ("pattern", c_void_p),
     )
 
 
@@ -242,6 +242,9 @@ class Kernels:
             library.tessera_layer,
             c_int, POINTER(Layer), POINTER(LayerStep), POINTER(Cache), POINTER(Segments), c_void_p,
         )  # fmt: skip
+        library.tessera_coded_page_bytes.argtypes = c_int, c_int64, c_int64
+        library.tessera_coded_page_bytes.restype = c_int64
+        self.coded_page_bytes: Callable[[int, int, int], int] = library.tessera_coded_page_bytes
         copies = (c_int, c_void_p, c_void_p, c_void_p, c_int64, POINTER(Cache))
         self.kv_write = _declare(library.tessera_kv_write, *copies)
         self.kv_read = _declare(library.tessera_kv_read, *copies)

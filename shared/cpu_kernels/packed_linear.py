@@ -1,18 +1,22 @@
 """Linear layers over weights that were packed once, for whoever computes on a CPU."""
 
 import ctypes
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from shared.cpu_kernels import binding
 from shared.cpu_kernels.binding import Kernels
 from shared.cpu_kernels.host_memory import zeros_in_huge_pages
+from shared.weights.quantized_weight import Numbers
 
 # Element types that the kernels know, by their numbers there.
 TYPES = {torch.float32: 0, torch.bfloat16: 1}
+_PART = 1 << 22  # elements of a weight that are packed at a time
 
 
 @dataclass(frozen=True)
@@ -46,18 +50,73 @@ def pack(
 
     epilogue: what becomes of the sums. For SWIGLU the first half of the rows gates the second.
     """
-    kind = TYPES[weight.dtype]
-    outputs = weight.shape[0] // (2 if epilogue == binding.SWIGLU else 1)
-    rows, inputs = weight.contiguous(), weight.shape[1]
-    whole = inputs + (inputs & kind)  # bfloat16 goes in pairs
-    if whole != inputs:
-        rows = torch.nn.functional.pad(rows, (0, 1))
-    panels = count_panels(kernels, outputs, epilogue)
-    steps = -(-whole // kernels.step) * kernels.step if kind else whole
-    memory = zeros_in_huge_pages((panels, steps * kernels.panel), weight.dtype, touch=False)
-    kernels.pack(kind, rows.data_ptr(), outputs, whole, epilogue, memory.data_ptr())
-    packed = make_packed(kernels, memory, bias, whole, outputs, epilogue)
-    return replace(packed, inputs=inputs)
+    outputs, inputs = weight.shape
+    panels = _Panels(kernels, weight.dtype, outputs, inputs, epilogue)
+    panels.fill(0, weight)
+    return panels.packed(bias)
+
+
+def pack_parts(
+    kernels: Kernels,
+    read: Callable[[Numbers], Tensor],
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+    bias: Tensor | None,
+    epilogue: int = binding.PLAIN,
+) -> PackedLinear:
+    """`pack` of a weight [out, in] of which no more than a few panels are there at a time; read: gives some of its rows
+    in `dtype`, each of them once."""
+    outputs, inputs = shape
+    panels = _Panels(kernels, dtype, outputs, inputs, epilogue)
+    for first, rows in panel_parts(kernels, outputs, inputs, epilogue):
+        panels.fill(first, read(rows))
+    return panels.packed(bias)
+
+
+def panel_parts(
+    kernels: Kernels, outputs: int, inputs: int, epilogue: int
+) -> Iterator[tuple[int, Numbers]]:
+    """Of a weight [outputs, inputs] the rows of some panels that follow each other, by the first one's number. For
+    SWIGLU half of them are gates, followed by what they gate."""
+    halves = 2 if epilogue == binding.SWIGLU else 1
+    width = kernels.panel // halves
+    count = outputs // halves
+    each = max(1, _PART // max(1, inputs * kernels.panel))
+    for first in range(0, count_panels(kernels, count, epilogue), each):
+        rows = np.arange(first * width, min(count, (first + each) * width))
+        yield first, np.concatenate([rows + half * count for half in range(halves)])
+
+
+class _Panels:
+    """Memory for the panels of a weight [outputs, inputs], for SWIGLU gates and what they gate."""
+
+    def __init__(
+        self, kernels: Kernels, dtype: torch.dtype, outputs: int, inputs: int, epilogue: int
+    ) -> None:
+        self._kernels, self._kind, self._epilogue = kernels, TYPES[dtype], epilogue
+        self._halves = 2 if epilogue == binding.SWIGLU else 1
+        self._outputs, self._inputs = outputs // self._halves, inputs
+        self._whole = inputs + (inputs & self._kind)  # bfloat16 goes in pairs
+        step = kernels.step
+        steps = -(-self._whole // step) * step if self._kind else self._whole
+        count = count_panels(kernels, self._outputs, epilogue)
+        self._memory = zeros_in_huge_pages((count, steps * kernels.panel), dtype, touch=False)
+
+    def fill(self, first: int, weight: Tensor) -> None:
+        """Panels from number `first` on, with as many rows as they have."""
+        rows = weight.contiguous()
+        if self._whole != self._inputs:
+            rows = torch.nn.functional.pad(rows, (0, 1))
+        outputs, to = len(rows) // self._halves, self._memory[first:]
+        self._kernels.pack(
+            self._kind, rows.data_ptr(), outputs, self._whole, self._epilogue, to.data_ptr()
+        )
+
+    def packed(self, bias: Tensor | None) -> PackedLinear:
+        """The layer, once all panels are filled."""
+        sizes = self._whole, self._outputs, self._epilogue
+        made = make_packed(self._kernels, self._memory, bias, *sizes)
+        return replace(made, inputs=self._inputs)
 
 
 def count_panels(kernels: Kernels, outputs: int, epilogue: int) -> int:

@@ -1,29 +1,33 @@
 """How the linear layers of a checkpoint are stored as codes, read from `quantization_config`. Without torch.
 
 Fields: AutoAWQ (https://github.com/casper-hansen/AutoAWQ), AutoGPTQ and GPTQModel
-(https://github.com/ModelCloud/GPTQModel), compressed-tensors (https://github.com/vllm-project/compressed-tensors).
+(https://github.com/ModelCloud/GPTQModel), compressed-tensors (https://github.com/vllm-project/compressed-tensors),
+"fp8" as DeepSeek-V3 and Qwen3-FP8 have it (FineGrainedFP8Config of https://github.com/huggingface/transformers).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 from shared.text.cutting import cut
 
-AWQ, GPTQ, PACKED, BYTES = "awq", "gptq", "pack-quantized", "int-quantized"
+GGUF, AWQ, GPTQ, PACKED, BYTES = "gguf", "awq", "gptq", "pack-quantized", "int-quantized"
+FLOAT8 = "float-quantized"
 _COMPRESSED = "compressed-tensors"
 _KEYS = ("quantization_config", "compression_config")
-_METHODS = (AWQ, GPTQ, _COMPRESSED)
+_FP8 = "fp8"
+_METHODS = (AWQ, GPTQ, _FP8, _COMPRESSED)
 
 
 @dataclass(frozen=True)
 class StoredCodes:
-    """`layout`: AWQ, GPTQ or one of compressed-tensors' two; `bits` of a code; `group`: inputs that share a scale, 0
-    for all of an output's; `symmetric`: zero is the code in the middle; `zero_shift`: what is added to stored zero
-    points; `ordered`: which group an input belongs to is stored; `one_scale`: all outputs share it; `left_out`: layers
-    that are numbers, by their names, with AWQ and GPTQ by parts of them."""
+    """`layout`: AWQ, GPTQ, one of compressed-tensors' two, or FLOAT8; `bits` of a code; `group`: inputs that share a
+    scale, 0 for all of an output's; `symmetric`: zero is the code in the middle; `zero_shift`: what is added to stored
+    zero points; `ordered`: which group an input belongs to is stored; `one_scale`: all outputs share it; `left_out`:
+    layers that are numbers, by their names, with AWQ, GPTQ and fp8 by parts of them; `block`: outputs and inputs that
+    share a scale of FLOAT8; `inverse_name`: its scales are called weight_scale_inv."""
 
     layout: str
     bits: int
@@ -33,12 +37,16 @@ class StoredCodes:
     ordered: bool = False
     one_scale: bool = False
     left_out: tuple[str, ...] = ()
+    block: tuple[int, int] | None = None
+    inverse_name: bool = False
 
     def leaves_out(self, layer: str) -> bool:
         """Whether the configuration says that a layer, by its stored name, is not quantized. Patterns ("re:") are
         not tried: what is stored decides then."""
         if self.layout in (AWQ, GPTQ):
             return any(part in layer for part in self.left_out)
+        if self.inverse_name:  # names, or what they end with
+            return any(f".{layer}".endswith(f".{part}") for part in self.left_out)
         return layer in self.left_out
 
 
@@ -66,10 +74,14 @@ def read_stored_codes(checkpoint: Checkpoint) -> StoredCodes | None:
     key, found = said
     method = str(found.get("quant_method")) if isinstance(found, Mapping) else str(found)
     fields = _Fields(checkpoint, key, method, found if isinstance(found, Mapping) else {})
+    if method == GGUF and checkpoint.is_gguf:
+        return None  # each tensor says how it is stored
     if method == AWQ:
         return _awq(fields)
     if method == GPTQ:
         return _gptq(fields)
+    if method == _FP8:
+        return _fp8(fields)
     if method == _COMPRESSED:
         return _compressed(fields)
     raise fields.refusal(
@@ -116,6 +128,19 @@ class _Fields:
                 f"{self.where}{name} is {cut(repr(value), 60)}; it is a number of inputs, or -1 for all"
             )
         return max(0, value)
+
+    def block(self, name: str) -> tuple[int, int]:
+        """Outputs and inputs that share a scale: a list of two."""
+        value = self.values.get(name)
+        if (
+            not isinstance(value, list | tuple)
+            or len(value) != 2
+            or not all(type(size) is int and size > 0 for size in value)
+        ):
+            raise self.refusal(
+                f"{self.where}{name} is {cut(repr(value), 60)}; it is two numbers, of outputs and inputs"
+            )
+        return value[0], value[1]
 
     def flag(self, name: str, default: bool) -> bool:
         return bool(self.one_of(name, (True, False), default=default))
@@ -165,8 +190,26 @@ def _gptq(fields: _Fields) -> StoredCodes:
     )
 
 
+def _fp8(fields: _Fields) -> StoredCodes:
+    """As transformers' FineGrainedFP8Config says it, with blocks; without them scales are of whole layers."""
+    fields.one_of("fmt", ("e4m3", "float8_e4m3fn"), default="e4m3")
+    said = fields.values.get("weight_block_size")
+    block = None if said is None else fields.block("weight_block_size")
+    left_out = (*fields.names("modules_to_not_convert"), *fields.names("ignored_layers"))
+    return StoredCodes(
+        FLOAT8,
+        8,
+        0,
+        symmetric=True,
+        one_scale=block is None,
+        left_out=left_out,
+        block=block,
+        inverse_name=block is not None,
+    )
+
+
 def _compressed(fields: _Fields) -> StoredCodes:
-    layout = fields.one_of("format", (PACKED, BYTES))
+    layout = fields.one_of("format", (PACKED, BYTES, FLOAT8))
     fields.one_of("quantization_status", ("compressed", "frozen"), default="compressed")
     fields.refuse("kv_cache_scheme", "transform_config")
     sparsity = fields.values.get("sparsity_config")
@@ -178,16 +221,15 @@ def _compressed(fields: _Fields) -> StoredCodes:
     schemes = [_scheme(groups.inner(name), layout) for name in groups.values]
     if any(scheme != schemes[0] for scheme in schemes):
         raise fields.refusal("config_groups has several schemes, and one is supported")
-    bits, group, symmetric, ordered, one_scale = schemes[0]
-    return StoredCodes(
-        layout, bits, group, symmetric, 0, ordered, one_scale, left_out=fields.names("ignore")
-    )
+    return replace(schemes[0], left_out=fields.names("ignore"))
 
 
-def _scheme(group: _Fields, layout: str) -> tuple[int, int, bool, bool, bool]:
+def _scheme(group: _Fields, layout: str) -> StoredCodes:
     """Of one of `config_groups`. How activations are quantized is not asked for: they have 14 bits here, or are not."""
     weights = group.inner("weights")
     group.one_of("format", (layout,), default=layout)
+    if layout == FLOAT8:
+        return _float_scheme(weights)
     weights.one_of("type", ("int",), default="int")
     bits = weights.one_of("num_bits", (4, 8) if layout == PACKED else (8,))
     known = ("channel", "group") if layout == PACKED else ("tensor", "channel", "group")
@@ -197,4 +239,16 @@ def _scheme(group: _Fields, layout: str) -> tuple[int, int, bool, bool, bool]:
     if layout == BYTES and weights.values.get("actorder") == "group":
         raise group.refusal(f"{weights.where}actorder is not supported with {layout}")
     ordered = layout == PACKED and weights.values.get("actorder") == "group"
-    return bits, size, weights.flag("symmetric", True), ordered, strategy == "tensor"
+    symmetric = weights.flag("symmetric", True)
+    return StoredCodes(
+        layout, bits, size, symmetric, ordered=ordered, one_scale=strategy == "tensor"
+    )
+
+
+def _float_scheme(weights: _Fields) -> StoredCodes:
+    weights.one_of("type", ("float",))
+    weights.one_of("num_bits", (8,))
+    weights.one_of("symmetric", (True,), default=True)
+    strategy = weights.one_of("strategy", ("tensor", "channel", "block"), default="tensor")
+    block = weights.block("block_structure") if strategy == "block" else None
+    return StoredCodes(FLOAT8, 8, 0, symmetric=True, one_scale=strategy == "tensor", block=block)

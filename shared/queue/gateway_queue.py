@@ -8,6 +8,7 @@ from shared.net.redis.connection import Word
 from shared.queue import token_log
 from shared.queue.base import Verbs, ending_or_none, key_digest, request_words
 from shared.queue.messages import INTERACTIVE, PRIORITIES, LogDelta, RequestLog, RequestState
+from shared.queue.registry import Member, members_of
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
 from tessera.scheduler.v1.scheduler_pb2 import GetLoadResponse
 
@@ -276,11 +277,21 @@ class GatewayVerbs(Verbs):
         (found,) = await self._ask([("HGETALL", self._keys.parts)])
         return {str(service, "ascii"): json.loads(said) for service, said in found.items()}
 
+    async def members(self, service: str) -> list[Member]:
+        """The live processes of a service, in order of their ids."""
+        return members_of(await self._scripts.call("members", service))
+
     async def depth(self) -> tuple[int, int]:
         """Requests reserved, waiting or running, and the tokens they may cost in all."""
         commands = [("HLEN", self._keys.live), ("HGET", self._keys.meta, "live_tokens")]
         requests, tokens = await self._ask([*commands])
         return int(requests), int(tokens or 0)
+
+    async def queue_age(self) -> tuple[int, float]:
+        """Requests that are admitted and that no scheduler has taken, and for how many seconds the oldest has been
+        there: since it arrived; 0 for none. A request that was given back counts from its arrival too."""
+        waiting, age_us = await self._scripts.call("queue_age")
+        return int(waiting), int(age_us) / 1e6
 
     async def stored(self) -> tuple[int, int]:
         """Bytes of all files and batches, and batches that have not ended."""

@@ -12,6 +12,7 @@
                                           changed)
     t:{m}:recovery                str     PX 3000 after a new Redis run_id was seen: no take, no fence while it exists
     t:{m}:live                    hash    rid -> cost in tokens, for every request reserved, waiting or running
+    t:{m}:traces                  zset    rid -> when (ms) its trace is due, of requests whose traces are exported
     t:{m}:begun                   set     rids of them that have a first token
     t:{m}:resv                    zset    rid -> deadline (ms): reserved, in preprocessing, not yet admitted
     t:{m}:tenants:<prio>          zset    tenant -> virtual time, only tenants with waiting work
@@ -47,6 +48,8 @@
                                           queue_timeout_ms, first_token_timeout_ms, tenant, prio, rank, cost, charged,
                                           n, open, stride, prompt_tokens, media_cost, attempts, idem, joined,
                                           lost_decoders (while they computed something of it), e0 .. e(n-1),
+                                          seen (chunks of its timeline, their number), seen1 .. (timeline_store.py),
+                                          exported (1: a gateway has taken its trace to export it),
                                           content (the weights that its logs are computed with, from the first record),
                                           numerics (those that its first record was computed in), inexact (1: its logs
                                           need not be those of an undisturbed run)

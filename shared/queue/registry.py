@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -39,6 +40,14 @@ class Member:
     numerics: str = (
         ""  # of a vision encoder: what the bits of its rows depend on (`shared/numerics.py`)
     )
+
+
+def members_of(flat: Sequence[bytes]) -> list[Member]:
+    """What the script `members` answers, as members."""
+    return [
+        Member(str(i, "ascii"), str(a, "utf-8"), str(n, "ascii"))
+        for i, a, n in zip(flat[::3], flat[1::3], flat[2::3], strict=True)
+    ]
 
 
 class RegistryLoop(ABC):
@@ -120,6 +129,11 @@ class Announcement(RegistryLoop):
             self._numerics,
         )
 
+    async def __aenter__(self) -> Self:
+        # By this name timelines of requests call the process.
+        log.info("announced", replica=self._instance_id, address=self._address)
+        return await super().__aenter__()
+
     async def withdraw(self) -> None:
         """Leaves the registry now: callers stop coming within half a second."""
         await super().__aexit__()
@@ -152,10 +166,7 @@ class Directory(RegistryLoop):
 
     async def _once(self) -> None:
         flat = await self._scripts.call("members", self._service)
-        members = tuple(
-            Member(str(i, "ascii"), str(a, "utf-8"), str(n, "ascii"))
-            for i, a, n in zip(flat[::3], flat[1::3], flat[2::3], strict=True)
-        )
+        members = tuple(members_of(flat))
         now = asyncio.get_running_loop().time()
         self._began = self._began or now
         restarts = self._runs.count(self._prefix)

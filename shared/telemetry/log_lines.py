@@ -12,6 +12,7 @@ from typing import Any, TextIO
 import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from shared.telemetry.request_names import trace_of
 from shared.text.cutting import cut
 
 _LONGEST_VALUE = 2_000
@@ -46,6 +47,9 @@ class Lines:
                 pass
 
     debug = info = warning = error = critical = write
+
+
+_has_colours = True  # where people look at them
 
 
 def in_service(service: str) -> Processor:
@@ -89,14 +93,28 @@ def bound_values(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
     return event
 
 
+def with_trace(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """Each line about a request names its trace, by which programs find it: the client's, or the request's own."""
+    request_id = event.get("request_id")
+    if isinstance(request_id, str) and "trace_id" not in event:
+        event["trace_id"] = trace_of(request_id)
+    return event
+
+
 def to_json(_: WrappedLogger, __: str, event: EventDict) -> str:
     """The line as a JSON object."""
     return json.dumps(event)
 
 
+def leave_out_colours() -> None:
+    """Lines are plain on terminals too."""
+    global _has_colours
+    _has_colours = False
+
+
 def to_text(stream: TextIO) -> Processor:
     """The line for people, with colours on a terminal."""
-    if not stream.isatty():
+    if not stream.isatty() or not _has_colours:
         return _plain
     return structlog.dev.ConsoleRenderer(
         pad_event_to=_EVENT_WIDTH, exception_formatter=structlog.dev.plain_traceback

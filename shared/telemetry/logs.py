@@ -19,6 +19,7 @@ from shared.telemetry.log_lines import (
     in_service,
     to_json,
     to_text,
+    with_trace,
 )
 
 log = structlog.get_logger(__name__)
@@ -52,7 +53,10 @@ def configure_logs(
             fmt="%H:%M:%S.%f" if style == "text" else "iso", utc=style == "json"
         ),
     ]
-    end: list[Processor] = [bound_values, to_json if style == "json" else to_text(stream)]
+    written = (
+        [with_trace, bound_values, to_json] if style == "json" else [bound_values, to_text(stream)]
+    )
+    end: list[Processor] = [*written]
     processors = [*begin, as_traceback(quotes_errors=quotes_errors), *end]
     structlog.configure(
         processors=processors,

@@ -13,13 +13,16 @@ from shared.weights.quantized_weight import (
     NotAsCodes,
     Numbers,
     QuantizedWeight,
-    stacked,
 )
+from shared.weights.stacked_codes import require_alike, stacked
 
 Axis = Literal["out", "in"]
 Range = tuple[int, int]  # [first, last)
 # Numbers of outputs or inputs, in any order; None: all of them, in theirs.
 Places: TypeAlias = "Numbers | None"
+Codes: TypeAlias = Callable[[Places], QuantizedWeight]  # of some outputs
+
+_MIXED = "of layers that are computed as one some are quantized and some are not"
 
 
 class LinearWeight(ABC):
@@ -46,10 +49,34 @@ class LinearWeight(ABC):
 
         Raises InvalidRequest where codes cannot express that, such as a cut inside a group of inputs with one scale.
         """
-        try:
-            return self.select_quantized(None, None)
-        except NotAsCodes as error:
-            raise _refusal(self, str(error)) from None
+        read = self.codes()
+        return None if read is None else read(None)
+
+    def codes(self) -> Codes | None:
+        """What gives `quantized` of some outputs, in their order, each time it is called; None for a weight that is not
+        quantized. It raises as `quantized` does, also where what is read is not as what was read before."""
+        if not self.is_coded:
+            return None
+        known: QuantizedWeight | None = None
+
+        def read(rows: Places) -> QuantizedWeight:
+            nonlocal known
+            try:
+                found = self.select_quantized(rows, None)
+                if found is None:
+                    raise NotAsCodes(_MIXED)
+                require_alike(known or found, found)
+            except NotAsCodes as error:
+                raise _refusal(self, str(error)) from None
+            known = known or found.outputs_between(slice(0, 0))
+            return found
+
+        return read
+
+    @property
+    @abstractmethod
+    def is_coded(self) -> bool:
+        """Whether it is quantized, or a part of it is."""
 
     @abstractmethod
     def select_quantized(self, rows: Places, columns: Places) -> QuantizedWeight | None:
@@ -92,6 +119,11 @@ class StoredWeight(LinearWeight):
         super().__init__(name, out, inputs, bias)
         self._read = read
 
+    @property
+    def is_coded(self) -> bool:
+        """Never."""
+        return False
+
     def select(self, rows: Places, columns: Places, dtype: torch.dtype) -> Tensor:
         """See `LinearWeight.select`."""
         row_runs, row_order = _runs(rows, self.out)
@@ -120,6 +152,12 @@ class CodedWeight(LinearWeight):
         """read: gives some outputs that follow each other, each time it is called."""
         super().__init__(name, out, inputs, bias)
         self._read = read
+        self._none: QuantizedWeight | None = None
+
+    @property
+    def is_coded(self) -> bool:
+        """Always."""
+        return True
 
     def select(self, rows: Places, columns: Places, dtype: torch.dtype) -> Tensor:
         """See `LinearWeight.select`."""
@@ -132,6 +170,11 @@ class CodedWeight(LinearWeight):
         return found if columns is None else found.select_inputs(columns)
 
     def _rows(self, rows: Places) -> QuantizedWeight:
+        if rows is not None and len(rows) == 0:
+            # Read once: a row of some formats lies in all pages of the tensor.
+            if self._none is None:
+                self._none = self._read(slice(0, 1)).outputs_between(slice(0, 0))
+            return self._none
         runs, order = _runs(rows, self.out)
         found = stacked([self._read(run) for run in runs])
         return found if order is None else found.outputs(order.numpy())
@@ -148,6 +191,11 @@ class StackedWeight(LinearWeight):
         name = " + ".join(part.name for part in parts)
         super().__init__(name, out, parts[0].inputs, torch.cat(biases) if biases else None)
         self._parts = parts
+
+    @property
+    def is_coded(self) -> bool:
+        """Where any of the parts is."""
+        return any(part.is_coded for part in self._parts)
 
     def select(self, rows: Places, columns: Places, dtype: torch.dtype) -> Tensor:
         """See `LinearWeight.select`: memory of its own, filled part by part."""
@@ -179,21 +227,29 @@ class StackedWeight(LinearWeight):
                 places = np.flatnonzero((rows >= first) & (rows < first + part.out))
                 mine = rows[places] - first
                 at.append(places)
-            if mine is None or len(mine):
-                found.append(part.select_quantized(mine, columns))
+            # Of a part without such rows none: its form is one that all have.
+            found.append(part.select_quantized(mine, columns))
             first += part.out
         codes = [part for part in found if part is not None]
         if not codes:
             return None
         if len(codes) < len(found):
-            raise NotAsCodes(
-                "of layers that are computed as one some are quantized and some are not"
-            )
+            raise NotAsCodes(_MIXED)
         whole = stacked(codes)
         return whole if rows is None else whole.outputs(np.argsort(np.concatenate(at)))
 
 
-class _Shard(LinearWeight):
+class _Changed(LinearWeight):
+    """Of another weight, which is quantized where that is."""
+
+    _whole: LinearWeight
+
+    @property
+    def is_coded(self) -> bool:
+        return self._whole.is_coded
+
+
+class _Shard(_Changed):
     def __init__(self, whole: LinearWeight, axis: Axis, ranges: Sequence[Range]) -> None:
         places = np.concatenate([np.arange(first, last) for first, last in ranges])
         bias = whole.bias
@@ -215,7 +271,7 @@ class _Shard(LinearWeight):
         return self._whole.select_quantized(rows, _of(self._places, columns))
 
 
-class _Reordered(LinearWeight):
+class _Reordered(_Changed):
     def __init__(self, whole: LinearWeight, order: Sequence[int]) -> None:
         self._whole, self._places = whole, np.asarray(order, np.int64)
         bias = None if whole.bias is None else whole.bias[self._places]
@@ -228,7 +284,7 @@ class _Reordered(LinearWeight):
         return self._whole.select_quantized(_of(self._places, rows), columns)
 
 
-class _Spread(LinearWeight):
+class _Spread(_Changed):
     def __init__(self, whole: LinearWeight, axis: Axis, places: Sequence[int], count: int) -> None:
         self._whole, self._axis = whole, axis
         # Which of the outputs or inputs each is; -1: zeros.
@@ -264,7 +320,7 @@ class _Spread(LinearWeight):
         return found.outputs(spread) if out else found.select_inputs(spread)
 
 
-class _Scaled(LinearWeight):
+class _Scaled(_Changed):
     def __init__(self, whole: LinearWeight, factors: Tensor) -> None:
         self._whole, self._factors = whole, factors
         bias = None if whole.bias is None else whole.bias.to(factors.dtype) * factors

@@ -11,6 +11,8 @@ from shared.checkpoint.weight_reader import WeightReader
 from shared.errors import InvalidRequest
 from shared.model_config.quantization import StoredCodes
 from shared.weights.coded_layers import CodedLayers
+from shared.weights.coded_rows import Table
+from shared.weights.gguf_layers import GgufLayers
 from shared.weights.linear_weight import LinearWeight, StoredWeight
 
 # Element types that are numbers by themselves, as safetensors spells them.
@@ -29,7 +31,12 @@ class NamedWeights:
         self._checkpoint = checkpoint
         self._names = names
         self._taken: set[str] = set()
-        self._coded = None if codes is None else CodedLayers(checkpoint, codes, names)
+        self._coded: CodedLayers | GgufLayers | None = None
+        self._blocks = GgufLayers(checkpoint, names) if checkpoint.is_gguf else None
+        if codes is not None:
+            self._coded = CodedLayers(checkpoint, codes, names)
+        else:
+            self._coded = self._blocks
         self._reader = WeightReader(checkpoint, names.values())
 
     def __contains__(self, name: str) -> bool:
@@ -48,7 +55,18 @@ class NamedWeights:
 
     def take(self, name: str, *shape: int) -> Tensor:
         """One tensor, mapped. Raises InvalidRequest if it is missing or has another shape."""
-        return self._reader.tensor(self._claim(name, shape))
+        stored = self._claim(name, shape)
+        if self._blocks is not None:
+            self._blocks.require_numbers(name)
+        return self._reader.tensor(stored)
+
+    def take_table(self, name: str, count: int, width: int) -> Table:
+        """A matrix [count, width] of which single rows are wanted: mapped, and as codes where it is stored so. Raises
+        InvalidRequest as `take` does."""
+        if self._blocks is None:
+            return self.take(name, count, width)
+        self._claim(name, (count, width))
+        return self._blocks.take_table(name, self._reader)
 
     def take_linear(
         self, name: str, out: int, inputs: int, bias: bool = False, factor: float = 1

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shared.errors import InvalidRequest
-from shared.weights.linear_weight import LinearWeight
-from shared.weights.quantized_weight import QuantizedWeight
+from shared.weights.linear_weight import LinearWeight, Places
+from shared.weights.quantized_weight import Numbers, QuantizedWeight
 from shared.weights.scheme import Scheme
 
 _READ = 1 << 24  # elements that are held in float32 at once
@@ -18,9 +18,10 @@ _ROUND = 1 << 17  # elements that stay in a core's caches meanwhile
 _LEAST = 1e-30  # a largest element below counts as zero
 
 
-def quantize(weight: LinearWeight, scheme: Scheme) -> QuantizedWeight:
-    """Codes to nearest: of 8 bits from -127 to 127 times a scale in float32, with the largest of a group at 127; of 4
-    bits from the least to the largest of a group and zero, with a zero point and a scale in bfloat16.
+def quantize(weight: LinearWeight, scheme: Scheme, rows: Places = None) -> QuantizedWeight:
+    """Codes of some outputs (rows) to nearest: of 8 bits from -127 to 127 times a scale in float32, with the largest of
+    a group at 127; of 4 bits from the least to the largest of a group and zero, with a zero point and a scale in
+    bfloat16.
 
     Raises InvalidRequest, by the weight's name, for one that is not finite or has no form in codes.
     """
@@ -29,25 +30,25 @@ def quantize(weight: LinearWeight, scheme: Scheme) -> QuantizedWeight:
     group = scheme.group or weight.inputs
     to_codes = _to_bytes if scheme.bits == 8 else _to_halves
     made: QuantizedWeight | None = None
-    for rows, numbers in _read(weight):
+    places = np.arange(weight.out) if rows is None else rows
+    for at, numbers in _read(weight, places):
         part = to_codes(numbers, group)
         if not bool(part.scales.isfinite().all()):
             raise _refusal(weight, "it has an element that is no number, or infinite")
         if made is None:
-            made = _room_for(part, weight.out)
+            made = _room_for(part, len(places))
         for whole, piece in zip(_tensors(made), _tensors(part), strict=True):
-            whole[rows] = piece
+            whole[at] = piece
     if made is None:
         raise _refusal(weight, "it has no outputs")
     return made
 
 
-def _read(weight: LinearWeight) -> Iterator[tuple[slice, Tensor]]:
+def _read(weight: LinearWeight, places: Numbers) -> Iterator[tuple[slice, Tensor]]:
     """Some outputs at a time, in float32."""
     step, each = (max(1, most // max(1, weight.inputs)) for most in (_READ, _ROUND))
-    for first in range(0, weight.out, step):
-        places = np.arange(first, min(first + step, weight.out))
-        dense = weight.select(places, None, torch.float32)
+    for first in range(0, len(places), step):
+        dense = weight.select(places[first : first + step], None, torch.float32)
         for number, rows in enumerate(dense.split(each)):
             start = first + number * each
             yield slice(start, start + len(rows)), rows

@@ -1,12 +1,13 @@
 """A linear layer's weight as codes of 8 or 4 bits: what they mean, and the selections of them that stay codes."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from shared.weights.layouts.layout import LEAST_GROUP
 
 Numbers: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
 
@@ -28,7 +29,9 @@ class QuantizedWeight:
     codebook[code] * scale              with `codebook`
 
     each operation rounded to float32. At most one of those three fields is given. With `order`, column c belongs to
-    input order[c]: who multiplies takes the activations x[:, order], or puts the columns back.
+    input order[c]: who multiplies takes the activations x[:, order], or puts the columns back. With `width` there are
+    more columns than inputs: some fill groups up, have the code of zero, and belong to an input that another column of
+    their group belongs to as well.
     """
 
     codes: Tensor  # uint8 [out, inputs]; of 4 bits [out, inputs / 2], the even column in the lower half of a byte
@@ -38,11 +41,12 @@ class QuantizedWeight:
     zeros: Tensor | None = None  # uint8 [out, groups], to 2 ** bits; GPTQ has one beyond the codes
     minima: Tensor | None = None  # [out, groups], of the scales' type
     codebook: tuple[int, ...] | None = None  # 2 ** bits numbers
-    order: Tensor | None = None  # int64 [inputs], a permutation
+    order: Tensor | None = None  # int64 [columns], a permutation unless there is a width
+    width: int = 0  # inputs; 0: as many as columns
 
     def __post_init__(self) -> None:
-        out, inputs = self.codes.shape[0], self.inputs
-        groups = -(-inputs // self.group) if self.group else 1
+        out, columns = self.codes.shape[0], self.columns
+        groups = -(-columns // self.group) if self.group else 1
         given = [part for part in (self.scales, self.zeros, self.minima) if part is not None]
         if self.bits not in (4, 8) or self.codes.dtype != torch.uint8:
             raise ValueError(f"codes of {self.bits} bits in {self.codes.dtype}")
@@ -55,9 +59,14 @@ class QuantizedWeight:
             raise ValueError("more than one of zeros, minima and codebook")
 
     @property
-    def inputs(self) -> int:
-        """Columns."""
+    def columns(self) -> int:
+        """Codes of an output."""
         return self.codes.shape[1] * (8 // self.bits)
+
+    @property
+    def inputs(self) -> int:
+        """What it is multiplied with."""
+        return self.width or self.columns
 
     def unpacked(self) -> Tensor:
         """uint8 [out, inputs], one code a byte."""
@@ -68,19 +77,22 @@ class QuantizedWeight:
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         """[out, inputs], columns by their input: the reference that says what the codes mean."""
         found = torch.empty((len(self.codes), self.inputs), dtype=dtype)
-        group = torch.arange(self.inputs) // (self.group or self.inputs or 1)
-        if self.order is not None:  # of each input
-            group = group[torch.argsort(self.order)]
-        step = max(1, _BLOCK // max(1, self.inputs))
+        group = torch.arange(self.columns) // (self.group or self.columns or 1)
+        step = max(1, _BLOCK // max(1, self.columns))
         for first in range(0, len(found), step):
             rows = slice(first, first + step)
-            found[rows] = self._rows(rows, group)
+            values = self._rows(rows, group)
+            if self.width and self.order is not None:
+                whole = values.new_zeros((len(values), self.width))
+                values = whole.index_add_(1, self.order, values)
+            elif self.order is not None:
+                values = values[:, torch.argsort(self.order)]
+            found[rows] = values
         return found
 
     def _rows(self, rows: slice, group: Tensor) -> Tensor:
+        """float32 [rows, columns]; group: of each column."""
         codes = self.outputs_between(rows).unpacked()
-        if self.order is not None:
-            codes = codes[:, torch.argsort(self.order)]
         scales = self.scales[rows].float()[:, group]
         if self.codebook is not None:
             known = torch.tensor(self.codebook, dtype=torch.float32)
@@ -129,6 +141,8 @@ class QuantizedWeight:
         """
         columns = sources
         if self.order is not None:
+            if self.width:
+                raise NotAsCodes("its inputs were cut before")
             inverse = np.empty(self.inputs, np.int64)
             inverse[self.order.numpy()] = np.arange(self.inputs)
             columns = np.where(sources < 0, -1, inverse[sources.clip(0)])
@@ -141,7 +155,16 @@ class QuantizedWeight:
             count = -(-len(columns) // max(1, len(there)))
             one = np.where(np.arange(count) == 0, 0, -1)
             return self._arranged(columns[order], one, max(1, len(there)), order)
-        self._require_whole_groups(columns[columns >= 0])
+        kept = columns[columns >= 0]
+        if not self._has_whole_groups(kept):
+            if self.order is None and (finer := self._finer(kept)) is not None:
+                return finer.select_inputs(sources)
+            if self.order is not None and len(kept) == len(columns):
+                return self._filled_up(columns)
+            raise NotAsCodes(
+                f"its inputs are cut inside a group of {self.group} that share a scale; with another"
+                " --tensor-parallel-size groups may stay whole"
+            )
         groups = self._groups_in_place(columns)
         if groups is not None:
             return self._arranged(columns, groups, self.group, None)
@@ -151,15 +174,70 @@ class QuantizedWeight:
         assert groups is not None
         return self._arranged(columns[order], groups, self.group, order)
 
-    def _require_whole_groups(self, columns: Numbers) -> None:
+    def _has_whole_groups(self, columns: Numbers) -> bool:
         sizes = np.bincount(columns // self.group, minlength=self.scales.shape[1])
         whole = np.full(len(sizes), self.group)
-        whole[-1] = self.inputs - self.group * (len(sizes) - 1)
-        if ((sizes != 0) & (sizes != whole)).any() or len(np.unique(columns)) != len(columns):
-            raise NotAsCodes(
-                f"its inputs are cut inside a group of {self.group} that share a scale; with another"
-                " --tensor-parallel-size groups may stay whole"
+        whole[-1] = self.columns - self.group * (len(sizes) - 1)
+        return bool(((sizes == 0) | (sizes == whole)).all()) and len(np.unique(columns)) == len(
+            columns
+        )
+
+    def _finer(self, columns: Numbers) -> "QuantizedWeight | None":
+        """The same in groups of a half, a quarter and so on, of which the columns are whole ones; None if there is
+        none."""
+        group, times = self.group, 1
+        while group % (2 * LEAST_GROUP) == 0:
+            group, times = group // 2, 2 * times
+            count = -(-self.columns // group)
+
+            def repeated(values: Tensor | None, times: int = times, count: int = count) -> Tensor:
+                assert values is not None
+                return values.repeat_interleave(times, 1)[:, :count]
+
+            finer = replace(
+                self,
+                scales=repeated(self.scales),
+                group=group,
+                zeros=None if self.zeros is None else repeated(self.zeros),
+                minima=None if self.minima is None else repeated(self.minima),
             )
+            if finer._has_whole_groups(columns):
+                return finer
+        return None
+
+    def _filled_up(self, columns: Numbers) -> "QuantizedWeight":
+        """Some columns, of each group that has any as many as of the others: those that are missing are zeros. Column
+        columns[i] belongs to input i."""
+        zero = self._zero_codes(self.zeros)
+        if zero is None or self.width:
+            raise NotAsCodes("a group that is to be filled up has no code for zero")
+        groups, at, sizes = np.unique(
+            columns // self.group, return_inverse=True, return_counts=True
+        )
+        size = -(-int(sizes.max()) // LEAST_GROUP) * LEAST_GROUP
+        inputs = np.argsort(at, kind="stable")  # by their groups
+        place = np.arange(len(inputs)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        first = inputs[np.cumsum(sizes) - sizes]
+        order = np.repeat(first, size).reshape(len(groups), size)
+        order[at[inputs], place] = inputs
+        missing = np.ones_like(order, bool)
+        missing[at[inputs], place] = False
+        chosen = torch.from_numpy(groups)
+        codes = self.unpacked()[:, torch.from_numpy(columns[order.ravel()])]
+        if zero.shape[1] > 1:
+            zero = zero[:, chosen].repeat_interleave(size, 1)
+        codes = torch.where(torch.from_numpy(missing.ravel()), zero.to(torch.uint8), codes)
+        if self.bits == 4:
+            codes = codes[:, ::2] | codes[:, 1::2] << 4
+        return replace(
+            self,
+            codes=codes.contiguous(),
+            scales=self.scales[:, chosen],
+            group=size,
+            zeros=None if self.zeros is None else self.zeros[:, chosen],
+            order=torch.from_numpy(order.ravel()),
+            width=len(columns),
+        )
 
     def _groups_in_place(self, columns: Numbers) -> "Numbers | None":
         """Whose scale each run of `group` columns has, -1 for zeros alone; None where a run has columns of several
@@ -216,35 +294,3 @@ class QuantizedWeight:
             return None
         zero = 2 ** (self.bits - 1) if self.codebook is None else self.codebook.index(0)
         return torch.tensor(zero, dtype=torch.uint8).expand(1, self.scales.shape[1])
-
-
-def stacked(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
-    """The outputs of several weights of the same inputs, one below the other. Raises NotAsCodes for weights that are
-    quantized in different ways."""
-    first = parts[0]
-    if len(parts) == 1:
-        return first
-    for part in parts[1:]:
-        if (part.bits, part.group, part.codebook) != (first.bits, first.group, first.codebook) or (
-            (part.zeros is None, part.minima is None) != (first.zeros is None, first.minima is None)
-        ):
-            raise NotAsCodes("layers that are computed as one are quantized in different ways")
-        orders = [other.order for other in (first, part) if other.order is not None]
-        if len(orders) == 1 or (orders and not torch.equal(*orders)):
-            raise NotAsCodes(
-                "layers that are computed as one have their inputs in different orders"
-            )
-
-    def joined(tensors: Sequence[Tensor | None]) -> Tensor | None:
-        there = [tensor for tensor in tensors if tensor is not None]
-        return torch.cat(there) if there else None  # of several types the wider one
-
-    scales = joined([part.scales for part in parts])
-    assert scales is not None
-    return replace(
-        first,
-        codes=torch.cat([part.codes for part in parts]),
-        scales=scales,
-        zeros=joined([part.zeros for part in parts]),
-        minima=joined([part.minima for part in parts]),
-    )

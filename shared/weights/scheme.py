@@ -1,10 +1,10 @@
 """How weights are quantized when a model is loaded: what `--quantization` may say. Without torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shared.errors import InvalidRequest
 
-NONE = "none"
+AUTO, NONE = "auto", "none"  # weights as a checkpoint has them, and all of them as numbers
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,8 @@ class Scheme:
 
 _FAST_GROUP = 128  # of activations of 8 bits, too: for whole rows they are too coarse
 _INT4_GROUP = 64
+_INT4_GROUP_OF_SMALL = 32  # of models that have little to spare
+SMALL = 1_000_000_000  # parameters; below, 4 bits without calibration are seen in answers
 HEAD = Scheme(8, 0, 2)  # of the output matrix, whatever the scheme: it decides about tokens
 SCHEMES = {
     "int8": HEAD,
@@ -32,19 +34,27 @@ SCHEMES = {
 }
 
 
-def find_scheme(name: str) -> Scheme | None:
-    """None for "none". Raises InvalidRequest for a scheme that is not known."""
-    if name == NONE:
+def find_scheme(name: str, parameters: int) -> Scheme | None:
+    """None where nothing is quantized. `parameters`: how many the model has; "int4" is in smaller groups where these
+    are few. Raises InvalidRequest for a scheme that is not known."""
+    if not makes_codes(name):
         return None
     if name not in SCHEMES:
-        raise refused(name, f"it may be {', '.join((NONE, *SCHEMES))}")
+        raise refused(name, f"it may be {', '.join((AUTO, NONE, *SCHEMES))}")
+    if name == "int4" and parameters < SMALL:
+        return replace(SCHEMES[name], group=_INT4_GROUP_OF_SMALL)
     return SCHEMES[name]
 
 
+def makes_codes(name: str) -> bool:
+    """Whether codes are made of weights that are stored as numbers."""
+    return name not in (AUTO, NONE)
+
+
 def refuse_for_transformers(name: str, kind: str) -> None:
-    """Raises InvalidRequest unless the name is "none": for a model of this kind whose layers the code of transformers
+    """Raises InvalidRequest for a name that makes codes: for a model of this kind whose layers the code of transformers
     runs."""
-    if name != NONE:
+    if makes_codes(name):
         raise refused(
             name, f"the code of transformers runs the layers of {kind}; leave the flag away"
         )

@@ -10,6 +10,7 @@ from services.families.family import GENERIC_ENCODER, GENERIC_PROMPT, Family, lo
 from services.families.generic import GENERIC
 from services.families.report import code_of
 from tessera.common.v1.media_pb2 import Modality
+from tests.support import quality_table
 
 _ROOT = Path(__file__).parents[2]
 FILE = _ROOT / "docs/models.md"
@@ -40,12 +41,17 @@ before pictures are seen: of GraniteDocling with `min_patches` 1 one that is a s
 
 """
 _QUANTIZED = """
+`--kv-cache-dtype int8` keeps the keys and values of every model here in 8 bits on the CPU
+([operations.md](operations.md#keys-and-values-of-8-bits)). Refused are models that have none, and those by the code of
+transformers with biases above 8 in an attention whose keys are not made by a `k_proj`.
+
 ## Quantized checkpoints
 
-Files of these kinds are read for decoders marked *native*, as codes; the vision encoder's and the tables of tokens are
-numbers. `quantization_config` of config.json is checked before anything starts, tensors by `tessera check` and when a
-decoder begins to load; what is not read is refused by the name of the field or tensor. Codes, scales and zero points
-are taken over exactly. The tests have packers of their own; no released weights were loaded.
+Files of these kinds are read for decoders marked *native*, as codes; the vision encoder's and the tables of tokens
+are numbers. `quantization_config` of config.json is checked before anything starts, and so are the tensors: by the
+headers of the safetensors, and by the small ones among them that say groups and zero points. What is not read is
+refused by the name of the field or tensor. Codes, scales and zero points are taken over exactly. The tests have
+packers of their own, for the decoders of all text families that are ours; no released weights were loaded.
 
 | `quant_method` | read | refused |
 | --- | --- | --- |
@@ -53,13 +59,46 @@ are taken over exactly. The tests have packers of their own; no released weights
 | `gptq` | 4 and 8 bits, `checkpoint_format` gptq (zero points stored less one) and gptq_v2, `desc_act` with `g_idx` | \
 2 and 3 bits, Marlin's layout, `dynamic`, other zero points than the middle where `sym` is true |
 | `compressed-tensors` | `pack-quantized` of 4 and 8 bits, by group or channel, with zero points and `weight_g_idx`; \
-`int-quantized` of 8 bits, by tensor, channel or group | several schemes, sparsity, transforms, FP8, a quantized cache |
+`int-quantized` of 8 bits, by tensor, channel or group; `float-quantized` (e4m3), \
+by tensor, channel or block | several schemes, sparsity, transforms, a quantized cache |
+| `fp8` | e4m3, with `weight_block_size` (`weight_scale_inv`, as DeepSeek and Qwen3-FP8 have it) or \
+a `weight_scale` of the whole layer, `modules_to_not_convert` | e5m2, scales in 8 bits |
 | any other |  | all |
 
-Groups have to divide the inputs. Layers that are computed as one, such as queries, keys and values, have to be
-quantized alike, their inputs in one order. Activations are not quantized as `compressed-tensors` says: they keep more
-bits, so scales of activations are not read. Several ranks may cut inputs between groups alone; a layer whose inputs
-have an order of their own cannot be cut.
+Groups have to divide the inputs. Layers that are computed as one, such as queries, keys and values, get one form where
+they are quantized in different ways, which says the numbers of all; their inputs have to be in one order. Activations
+are not quantized as `compressed-tensors` says: they keep more bits, so scales of activations are not read. Numbers of 8
+bits (e4m3) become what is stored times its scale, in the model's type: they take the memory of that, unless
+`--quantization` makes codes of them.
+
+Several ranks divide the inputs of the output layers of attention and MLP. A cut inside of a group makes groups of a
+half, a quarter and so on, down to 16 inputs, of the same scale; where an order (`g_idx`) scatters a rank's inputs
+over all groups, each group gets columns of zeros up to the size of the largest. Both keep the codes. What no such
+groups allow is refused by tensor, group and number of ranks.
+
+FastLLM's files (`tessera convert flm --keep-codes`) are served as `compressed-tensors` with zero points.
+
+## GGUF files
+
+A file is served as it is, `tessera serve model.gguf`, or a folder that holds one \
+([operations.md](operations.md#gguf-files)):
+of the architectures `llama` (Mistral's too), `qwen2` and `qwen3`, without experts; others, files in several parts and
+vision projectors are refused by name. Which numbers codes stand for is compared with the library `gguf` in the tests,
+logits with those that `transformers` computes of its numbers. No released file was loaded.
+
+| types | how they are read | bits of a weight on the CPU, scales included |
+| --- | --- | --- |
+| Q8_0; Q4_0, IQ4_NL, MXFP4 | exactly, with scales in 16 bits | 8.5; 4.5 |
+| Q4_1; Q5_1 | exactly, with minima in 16 bits | 5; 9 |
+| Q5_0 | exactly, each code in a byte | 8.5 |
+| Q4_K; Q5_K | exactly: scale and minimum of a group are products, which float32 holds | 6; 10 |
+| Q6_K; IQ4_XS | exactly, scales in float32; Q6_K has a code in a byte and groups of 16 | 10; 5 |
+| Q2_K; Q3_K | exactly, codes in 4 bits and groups of 16 | 8; 6 |
+| IQ1, IQ2, IQ3, TQ1_0, TQ2_0 | as numbers, of which codes of 8 bits in groups of 32 are made, with a line in \
+the log | 9 |
+| F32, F16, BF16 | as numbers; as codes of 8 bits where a layer that is computed with them has codes | 16; 9 |
+
+On other devices codes become numbers when they are loaded.
 
 """
 _SERVED = "served"
@@ -204,6 +243,7 @@ def table() -> str:
         _HEAD
         + _written(lines)
         + _QUANTIZED
+        + quality_table.section()
         + _RELEASED
         + _written(_NOT_KNOWN)
         + _TYPES

@@ -85,6 +85,7 @@ def find_limits(
         kv_mb=blocks * block_bytes >> 20,
         blocks=blocks,
         tokens=held,
+        kv_dtype=_dtypes(spec),
         at_full_length=round(held / longest, 1),
         host_blocks=host_blocks,
         **({"state_mb": state_bytes >> 20} if spec.states else {}),
@@ -100,3 +101,9 @@ def find_limits(
         block_size=block_size,
         num_encoder_blocks=encoder_blocks,
     )
+
+
+def _dtypes(spec: CacheSpec) -> str:
+    """What the keys and values of tokens are kept as, for the log."""
+    found = {"int8" if layer.coded else str(layer.dtype) for layer in spec.paged}
+    return ", ".join(sorted(name.removeprefix("torch.") for name in found))

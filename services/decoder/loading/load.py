@@ -21,6 +21,7 @@ from services.decoder.loading.adapters import adapter_reader
 from services.decoder.loading.graphs import find_graphs, graph_bytes, require_graphs
 from services.decoder.loading.limits import find_limits
 from services.decoder.loading.profile_run import Profile, profile
+from services.decoder.loading.quality import tell_codes
 from services.decoder.loading.step_size import step_size
 from services.decoder.loading.warm_up import warm_up
 from services.decoder.media.embeddings import Embeddings
@@ -45,14 +46,16 @@ from services.families import registry
 from services.families.comparison import Comparison, compares_pictures
 from services.families.family import is_generic, load_part
 from services.families.generic import require_length
+from shared import kv_cache_dtype
 from shared.artifacts.store import ArtifactReader
 from shared.checkpoint.content import content_digest
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 from shared.lora.modules import open_modules
+from shared.model_config.quantization import quantization_said
 from shared.served_part import ServedPart
 from shared.torch_device import torch_device
-from shared.weights.scheme import NONE, SCHEMES, find_scheme, refuse_for_transformers
+from shared.weights.scheme import AUTO, NONE, find_scheme, refuse_for_transformers
 
 log = structlog.get_logger(__name__)
 
@@ -75,6 +78,7 @@ class Loaded:
     needs: Needs
     part: ServedPart
     adapters: Sequence[str] = ()  # digests of those that it has
+    kv_cache: str = ""  # how keys and values are kept where that is not as the model computes
     # Ends the other ranks, where there are any, after all steps.
     close: Callable[[], None] = lambda: None
 
@@ -173,7 +177,10 @@ def load_rank(
     )
     require_graphs(settings.graphs, device)
     device.require_scheme(settings.quantization)
-    device.ops.scheme = find_scheme(settings.quantization)
+    device.ops.scheme = find_scheme(settings.quantization, checkpoint.num_parameters)
+    device.ops.keeps_codes = settings.quantization != NONE
+    device.require_kv_cache(settings.kv_cache_dtype)
+    device.ops.codes_cache = settings.kv_cache_dtype == kv_cache_dtype.INT8
     if not settings.kv_cache_memory_bytes:
         device.require_free(settings.gpu_memory_utilization, settings.memory_sharers)
     longest = require_length(settings.max_model_len or sizes.max_position_embeddings)
@@ -193,19 +200,18 @@ def load_rank(
         given = settings.lora_modules, settings.model_name, settings.max_lora_rank, settings.model
         model.load_adapters(checkpoint, open_modules(*given).adapters)
         planned = _planned_adapters(settings, model, checkpoint, device)
-        if device.ops.coded_layers:
-            log.info(
-                "quantized weights",
-                scheme=settings.quantization if device.ops.scheme else "of the checkpoint",
-                layers=device.ops.coded_layers,
-                mb=device.ops.coded_bytes >> 20,
-            )
         if device.ops.ranks is not None:
             device.ops.ranks.settle()
         spec = cache_spec(model.layers)
         model.needs.require_state(not spec.is_paged_alone)
+        if device.ops.codes_cache and not spec.paged:
+            raise kv_cache_dtype.refused(
+                kv_cache_dtype.INT8,
+                "no layer of the model has keys and values; leave the flag away",
+            )
         # The first rank alone says hello. What was just read is read again, most of it from memory.
         content = b"" if place.rank else _content(checkpoint)
+        tell_codes(checkpoint, settings.quantization, device.ops, content)
         checkpoint.close()
         slots = settings.max_num_seqs
         tokens = settings.max_num_batched_tokens or device.default_batched_tokens
@@ -234,7 +240,14 @@ def load_rank(
         worker.graphs = find_graphs(settings.graphs, model, device, worker)
         if (error := tokenizer.exception()) is not None:  # waits until it is there
             log.warning("grammars are refused", reason=str(error))
-        name = fingerprint(checkpoint, dtype, model.code, share.size, settings.quantization)
+        name = fingerprint(
+            checkpoint,
+            dtype,
+            model.code,
+            share.size,
+            settings.quantization,
+            settings.kv_cache_dtype,
+        )
         off = (*model.needs.off, *(() if equal else ("equal bits in any batch",)))
         ranks = share.size if share.size > 1 else None
         part = ServedPart(model.code, off, model.largest_difference, ranks)
@@ -250,6 +263,7 @@ def load_rank(
             model.needs,
             part,
             tuple(model.adapters),
+            kv_cache_dtype.INT8 if device.ops.codes_cache else "",
         )
 
 
@@ -299,11 +313,16 @@ def _content(checkpoint: Checkpoint) -> bytes:
 
 
 def fingerprint(
-    checkpoint: Checkpoint, dtype: torch.dtype, code: str, ranks: int = 1, quantization: str = NONE
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    code: str,
+    ranks: int = 1,
+    quantization: str = AUTO,
+    kv_cache: str = kv_cache_dtype.AUTO,
 ) -> bytes:
     """16 bytes over configuration, names of weights, element type, whose code runs the layers, in how many summands
-    their results are computed, and how weights are quantized when they are loaded. What a configuration says of its own
-    origin does not count: a fine-tune says another."""
+    their results are computed, how weights are quantized when they are loaded, and how the cache is. What a
+    configuration says of its own origin does not count: a fine-tune says another."""
     depends = [
         _without_origin(checkpoint.config),
         list(checkpoint.names()),
@@ -311,9 +330,13 @@ def fingerprint(
         code,
         ranks,
     ]
-    if quantization != NONE:
-        scheme = SCHEMES[quantization]
+    if quantization == NONE and quantization_said(checkpoint) is not None:
+        depends.append("numbers")
+    scheme = find_scheme(quantization, checkpoint.num_parameters)
+    if scheme is not None:
         depends.append([scheme.bits, scheme.group, scheme.digits])
+    if kv_cache != kv_cache_dtype.AUTO:
+        depends.append({"kv_cache": kv_cache})
     canonical = json.dumps(depends, sort_keys=True)
     return hashlib.blake2b(canonical.encode(), digest_size=16).digest()
 

@@ -47,6 +47,11 @@ class Embeddings:
         self._unusable: dict[bytes, Precondition] = {}
         self._on_news: Callable[[], None] = lambda: None
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that are here."""
+        return self._bytes
+
     def listen(self, on_news: Callable[[], None]) -> None:
         """Calls `on_news` on the event loop when there is something to report, in place of who
         listened before: a scheduler that waits for nothing else must not wait for a step."""

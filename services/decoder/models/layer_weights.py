@@ -8,6 +8,7 @@ from torch import Tensor
 from services.decoder.devices.base.decoder_layer import DecoderLayer
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.language_weights import LanguageWeights
+from services.decoder.models.kept_keys import kept_elements
 from services.decoder.models.rope import head_order
 from services.decoder.steps.attention_meta import HeadNorms, Heads
 from shared.model_config.decoder import DecoderConfig
@@ -44,14 +45,17 @@ def load_layer(
     )
     gate_up = gate_up.reordered(gate_up_order(config))
     down = weights.take_linear(f"{layer}.mlp.down_proj", hidden, inner, config.mlp_bias)
+    qkv, own = own_heads(_qkv(weights, attention, config), config, ops), heads(config, ops)
+    first, last = (own.size * count for count in (own.num_q, own.num_q + own.num_kv))
+    kept = kept_elements(None if qkv.bias is None else qkv.bias[first:last], own.num_kv)
     return DecoderLayer(
-        qkv=ops.pack(own_heads(_qkv(weights, attention, config), config, ops)),
+        qkv=ops.pack(qkv),
         output=ops.pack(attended(output, config, ops)),
         post_norm=norm("post_attention") if config.pre_norms else None,
         gate_up=ops.pack_gate_up(share.halves(gate_up)),
         down=ops.pack(share.inputs(down)),
         after_norm=after_norm,
-        heads=heads(config, ops),
+        heads=own,
         norms=_head_norms(weights, attention, config, ops) if config.head_norms else None,
         scale=config.head_size**-0.5,
         window=config.windows[i],
@@ -59,6 +63,7 @@ def load_layer(
         attention_norm=norm("post_self_attn") if config.post_norms else None,
         mlp_norm=norm("post_mlp") if config.post_norms else None,
         row_norms=_row_norms(weights, attention, config, ops) if config.row_norms else None,
+        kept=kept,
     )
 
 

@@ -1,6 +1,7 @@
 """Llama and whatever shares its block: RMS norm, rotary grouped-query attention, SwiGLU."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import repeat
 from typing import ClassVar
@@ -14,7 +15,7 @@ from services.decoder.devices.base.ops import BaseOps
 from services.decoder.language_weights import LanguageWeights, canonical_name
 from services.decoder.models.adapters import Adapter, SegmentsOfLayers, addition_bytes
 from services.decoder.models.decoder_model import DecoderModel
-from services.decoder.models.layer_spec import Paged
+from services.decoder.models.layer_spec import LayerSpec, Paged
 from services.decoder.models.layer_weights import heads, load_layer
 from services.decoder.models.lora import load_lora
 from services.decoder.models.rope import rope_table
@@ -24,6 +25,7 @@ from services.families import registry
 from shared.checkpoint.folder import Checkpoint
 from shared.lora.adapter import LoraAdapter
 from shared.model_config.decoder import DecoderConfig
+from shared.weights.coded_rows import Table
 from shared.weights.linear_weight import LinearWeight
 
 log = structlog.get_logger(__name__)
@@ -52,14 +54,15 @@ class Llama(DecoderModel):
     def __init__(self, config: DecoderConfig, ops: BaseOps, max_model_len: int) -> None:
         self.config = config
         own = self.heads(config, ops)
-        self.layers = [
-            Paged(own.num_kv, own.size, own.size, ops.dtype, window) for window in config.windows
+        self.layers: list[LayerSpec] = [
+            Paged(own.num_kv, own.size, own.size, ops.dtype, window, coded=ops.codes_cache)
+            for window in config.windows
         ]
         self._ops = ops
         cos, sin = rope_table(config.rope, self.REACH * max_model_len, ops.dtype, own.size)
         self._cos, self._sin = ops.rotary_table(cos, sin)
         self._layers: list[DecoderLayer] = []
-        self._embedding: Tensor
+        self._embedding: Table
         self._first_norm: Tensor | None
         self._head: Packed  # of several ranks this one's share
         self._outputs: int  # of all ranks together
@@ -117,10 +120,19 @@ class Llama(DecoderModel):
 
     def load_layers(self, weights: LanguageWeights, after: Sequence[Tensor | None]) -> None:
         """Takes all layers; after: the norm behind each."""
-        config, ops = self.config, self._ops
-        self._layers = [load_layer(weights, i, norm, config, ops) for i, norm in enumerate(after)]
+        self._layers = [self.load_layer(weights, i, norm) for i, norm in enumerate(after)]
 
-    def load_tables(self, weights: LanguageWeights) -> tuple[Tensor, LinearWeight | None]:
+    def load_layer(
+        self, weights: LanguageWeights, number: int, after_norm: Tensor | None
+    ) -> DecoderLayer:
+        """Takes one layer, whose weights tell what its cache keeps beside codes."""
+        layer = load_layer(weights, number, after_norm, self.config, self._ops)
+        spec = self.layers[number]
+        if isinstance(spec, Paged) and spec.coded:
+            self.layers[number] = replace(spec, kept=layer.kept)
+        return layer
+
+    def load_tables(self, weights: LanguageWeights) -> tuple[Table, LinearWeight | None]:
         """The token embedding [ids, hidden] and the output matrix [ids, hidden]; None where it is for vectors."""
         return embedding_and_head(weights, self.config)
 
@@ -209,7 +221,7 @@ class Llama(DecoderModel):
 
 def embedding_and_head(
     weights: LanguageWeights, config: DecoderConfig
-) -> tuple[Tensor, LinearWeight | None]:
+) -> tuple[Table, LinearWeight | None]:
     """Token embedding and output matrix, each [vocabulary, hidden]: one tensor where they are tied; no matrix where a
     checkpoint that is for vectors has none.
 
@@ -220,11 +232,12 @@ def embedding_and_head(
     stored = [name for name in names if weights.has_linear(name)]
     if config.tied and len(stored) == 1:
         names = (stored[0], stored[0])
-    table = weights.take(f"{names[0]}.weight", *sizes)
+    table = weights.take_table(f"{names[0]}.weight", *sizes)
     if names[1] == "lm_head" and "lm_head" not in stored and weights.pools_only:
         return table, None
     head = weights.take_linear(names[1], *sizes)
-    if config.tied and len(stored) == 2 and not torch.equal(table, head.dense(table.dtype)):
+    both = config.tied and len(stored) == 2
+    if both and isinstance(table, Tensor) and not torch.equal(table, head.dense(table.dtype)):
         log.warning(
             "tie_word_embeddings is set, but lm_head.weight is stored and differs from the embedding:"
             " the stored head is used; set tie_word_embeddings to false"

@@ -33,12 +33,18 @@ class AttnMeta:
 
 @dataclass(frozen=True)
 class KVSpec:
-    """One layer's cache: sizes of a key and a value of one head, in elements."""
+    """One layer's cache: sizes of a key and a value of one head, in elements.
+
+    coded: as codes of 8 bits, with a scale for each token and head (`BaseOps.codes_cache`). kept: of each head of keys
+    the elements that lie beside their codes as they are; empty where none of any head does.
+    """
 
     num_kv_heads: int
     k_size: int
     v_size: int
     dtype: torch.dtype
+    coded: bool = field(default=False, kw_only=True)
+    kept: tuple[tuple[int, ...], ...] = field(default=(), kw_only=True)
 
     @property
     def bytes_per_token(self) -> int:

@@ -82,7 +82,7 @@ class PlanChanges:
         slot = sequence.slot
         log.debug(
             "sequence introduced",
-            **names(sequence.request_id, sequence.client_request_id),
+            **names(sequence.request_id, sequence.client_request_id, sequence.traceparent),
             choice=sequence.choice,
             slot=slot,
             prompt_tokens=sequence.prompt_len,

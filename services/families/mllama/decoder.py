@@ -9,7 +9,6 @@ from services.decoder.devices.base.decoder_layer import DecoderLayer
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.language_weights import LanguageWeights
 from services.decoder.models.layer_spec import EncoderKeys
-from services.decoder.models.layer_weights import load_layer
 from services.decoder.models.llama import Llama
 from services.decoder.steps.attention_meta import PagedKV
 from services.decoder.steps.encoder_keys import MediaView, Stretch
@@ -57,7 +56,7 @@ class Mllama(Llama):
         self._all = [
             AttendingLayer.load(weights, number, norm, config, ops)
             if number in config.attending
-            else load_layer(weights, number, norm, config, ops)
+            else self.load_layer(weights, number, norm)
             for number, norm in enumerate(after)
         ]
 

@@ -5,6 +5,7 @@ admitted: from there on it ends exactly once.
 import asyncio
 import functools
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import structlog
@@ -25,6 +26,7 @@ from services.gateway.reading.structured.grammars import Grammars
 from services.gateway.reading.valid_request import ValidRequest
 from services.gateway.redis_calls import asked_again, to_its_end, until_recovered, within
 from services.gateway.telemetry.metrics import Metrics
+from services.gateway.telemetry.sampling import Sampler, never_sampled
 from services.gateway.timings import USUAL, Timings
 from shared.environment import monotonic, unix_time
 from shared.errors import (
@@ -38,6 +40,7 @@ from shared.net import tasks
 from shared.queue import Queue, cost_of
 from shared.queue.token_log import decode_tokens
 from shared.telemetry.request_names import names
+from shared.telemetry.timeline import Timelines
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest, PrepareResponse
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
 
@@ -74,11 +77,14 @@ class Admission:
         metrics: Metrics,
         limits: QueueLimits,
         grammars: Grammars,
+        timelines: Timelines,
         *,
         timings: Timings = USUAL,
         shares_prefixes: bool = True,
+        sampler: Sampler = never_sampled,
     ) -> None:
-        """`shares_prefixes`: whether tenants use prefixes that were computed for each other."""
+        """`shares_prefixes`: whether tenants use prefixes that were computed for each other. `sampler`: whose traces
+        are exported."""
         self._model = model
         self._queue = queue
         self._pool = pool
@@ -89,6 +95,8 @@ class Admission:
         self._metrics = metrics
         self._limits = limits
         self._grammars = grammars
+        self._timelines = timelines
+        self._sampler = sampler
         self._timings = timings
         self._shares_prefixes = shares_prefixes
 
@@ -103,13 +111,15 @@ class Admission:
         back, at any moment.
         """
         tenant = tenant_of(caller, request.user)
-        await self._compile_forms([request], options)
-        try:
-            known = await self._enter(request, caller, options, tenant)
-            return known or await self._prepare_and_admit(request, caller, options, tenant)
-        except ServingError as error:
-            self._metrics.rejected(error.reason)
-            raise
+        with self._timelines.held(caller.request_id):
+            self._note_read(caller)
+            await self._compile_forms([request], options)
+            try:
+                known = await self._enter(request, caller, options, tenant)
+                return known or await self._prepare_and_admit(request, caller, options, tenant)
+            except ServingError as error:
+                self._metrics.rejected(error.reason)
+                raise
 
     async def accept_all(
         self,
@@ -122,6 +132,15 @@ class Admission:
 
         Raises what `accept` raises, with the prompt's number where it is about a prompt.
         """
+        with ExitStack() as held:
+            for caller in callers:
+                held.enter_context(self._timelines.held(caller.request_id))
+                self._note_read(caller)
+            return await self._accept_all(requests, callers, options)
+
+    async def _accept_all(
+        self, requests: Sequence[ValidRequest], callers: Sequence[Caller], options: RequestOptions
+    ) -> list[Answer]:
         tenant = tenant_of(callers[0], requests[0].user)
         if options.last_event_id:
             raise InvalidRequest(
@@ -230,6 +249,7 @@ class Admission:
             self._cancels.add(rid, tenant, options.idempotency_key)
             raise
         self._metrics.stage("reserve", monotonic() - start)
+        self._timelines.span(rid, "reserve", start)
         log.debug("reserved", request_id=rid, known=known != rid)
         return known
 
@@ -261,6 +281,7 @@ class Admission:
     ) -> RequestSpec:
         request.prepare.request_id = caller.request_id
         request.prepare.client_request_id = caller.client_request_id
+        request.prepare.traceparent = caller.traceparent
         request.prepare.tenant = tenant
         prepared = await self._prepare(request)
         if is_one_of_several:  # they have been prepared together, and may have long lists
@@ -274,6 +295,7 @@ class Admission:
             tenant=tenant,
             created_unix_s=int(unix_time()),
             traceparent=caller.traceparent,
+            traced=self._sampler(caller.request_id, caller.traceparent),
             shares_prefixes=self._shares_prefixes,
             client_request_id=caller.client_request_id,
         )
@@ -300,8 +322,8 @@ class Admission:
         prompt: PrepareRequest | bytes = request.prepare
         if not request.has_short_prompt:
             prompt = await serialized(request.prepare, request.inline_media)
-        start = monotonic()
-        prepared = await self._pool.prepare(prompt)
+        start, asked = monotonic(), list[str]()
+        prepared = await self._pool.prepare(prompt, asked)
         self._metrics.stage("preprocess", monotonic() - start)
         times = prepared.times
         self._metrics.stage("tokenize", times.tokenize_us / 1e6)
@@ -309,9 +331,10 @@ class Admission:
             self._metrics.stage("fetch", times.fetch_us / 1e6)
             self._metrics.stage("decode_media", times.media_us / 1e6)
             self._metrics.media(len(prepared.media), prepared.cached_media)
+        self._note_prepared(request.prepare.request_id, prepared, start, asked)
         log.debug(
             "prepared",
-            **names(request.prepare.request_id, request.prepare.client_request_id),
+            **_names(request.prepare),
             prompt_tokens=len(prepared.token_ids) // 4,
             media=len(prepared.media),
             seconds=round(monotonic() - start, 4),
@@ -349,7 +372,8 @@ class Admission:
             options.timeouts,
         )
         self._metrics.stage("admit", monotonic() - start)
-        log.debug("admitted", **names(spec.request_id, spec.client_request_id), prio=options.prio)
+        self._timelines.span(spec.request_id, "admit", start, prompt_tokens=prompt_tokens)
+        log.debug("admitted", **_names(spec), prio=options.prio)
         return Answer(
             spec,
             prompt_tokens,
@@ -361,4 +385,31 @@ class Admission:
             prompt_ids=decode_tokens(spec.prompt) if shows_prompt_ids(spec) else None,
             arrived_at=caller.arrived_at or start,
             leave=lambda: self._held_requests.leave(follow, spec.tenant, options.idempotency_key),
+            timelines=self._timelines,
         )
+
+    def _note_read(self, caller: Caller) -> None:
+        if caller.arrived_at:
+            self._timelines.span(caller.request_id, "read", caller.arrived_at)
+
+    def _note_prepared(
+        self, rid: str, prepared: PrepareResponse, began: float, asked: Sequence[str]
+    ) -> None:
+        """Preprocess says how long its parts took. They are the end of the call; texts and media are worked on side by
+        side."""
+        now, times, note = monotonic(), prepared.times, self._timelines.span
+        fetch_s, media_s = times.fetch_us / 1e6, times.media_us / 1e6
+        tokenize_s = times.tokenize_us / 1e6
+        whose = {"service": "preprocess", "replica": asked[-1]}
+        note(rid, "prepare", began, now, replicas=len(asked), **whose)
+        since = max(began, now - max(tokenize_s, fetch_s + media_s))
+        note(rid, "tokenize", since, since + tokenize_s, **whose)
+        if prepared.media:
+            items, cached = len(prepared.media), prepared.cached_media
+            note(rid, "fetch", since, since + fetch_s, **whose)
+            since += fetch_s
+            note(rid, "decode_media", since, since + media_s, **whose, items=items, cached=cached)
+
+
+def _names(about: PrepareRequest | RequestSpec) -> dict[str, str]:
+    return names(about.request_id, about.client_request_id, about.traceparent)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from services.gateway.admission.caller import Caller, Header
 from shared.environment import monotonic
 from shared.errors import Unauthenticated
+from shared.telemetry.request_names import trace_parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,8 @@ class ApiKeys:
         """
         tokens = [token for place in where if (token := place.read(header))]
         traceparent, now = header("traceparent"), monotonic()
+        if traceparent and trace_parent(traceparent) is None:
+            traceparent = ""
         if not self._keys:
             return Caller(request_id, "", tokens[0] if tokens else "", traceparent, now)
         key = next(filter(None, map(self._find, tokens)), "")

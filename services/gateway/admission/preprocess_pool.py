@@ -68,8 +68,11 @@ class PreprocessPool:
         self._replicas = Connections(lambda address: _Replica(address, max_message_bytes))
         self._turn = 0
 
-    async def prepare(self, prompt: PrepareRequest | bytes) -> PrepareResponse:
-        """Prepares a prompt: a short one (`is_short`) in a message together with others, a longer one serialized.
+    async def prepare(
+        self, prompt: PrepareRequest | bytes, asked: list[str] | None = None
+    ) -> PrepareResponse:
+        """Prepares a prompt: a short one (`is_short`) in a message together with others, a longer one serialized. The
+        replicas that were asked, the last of which has answered, are added to `asked`.
 
         Raises what the replica raised; Unavailable when none could be
         reached.
@@ -92,6 +95,8 @@ class PreprocessPool:
                 await asyncio.sleep(_LOOK_S)
                 continue
             tried.add(member)
+            if asked is not None:
+                asked.append(member.instance_id)
             began = monotonic()
             try:
                 return await self._call(member, prompt, deadline - monotonic())

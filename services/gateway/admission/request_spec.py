@@ -21,6 +21,7 @@ def make_spec(
     tenant: str,
     created_unix_s: int,
     traceparent: str = "",
+    traced: bool = False,
     shares_prefixes: bool = True,
     client_request_id: str = "",
 ) -> RequestSpec:
@@ -54,6 +55,7 @@ def make_spec(
         created_unix_s=created_unix_s,
         reply=request.reply,
         traceparent=traceparent,
+        traced=traced,
         client_request_id=client_request_id,
         timeout_ms=options.timeouts.request_ms,
         queue_timeout_ms=options.timeouts.queue_ms,

@@ -19,6 +19,7 @@ from shared.errors import InvalidRequest, NotFound
 from shared.queue import Queue, RequestState
 from shared.queue.keys import model_tag
 from shared.queue.token_log import decode_tokens
+from shared.telemetry.timeline import Timelines
 from tessera.scheduler.v1.queue_pb2 import ReplyFormat, RequestSpec
 
 _NAME = r"(r_([0-9a-f]{8})_[0-9a-f]{32})"
@@ -34,6 +35,7 @@ class Resumption:
         follower: Follower,
         held_requests: HeldRequests,
         metrics: Metrics,
+        timelines: Timelines,
         id_prefixes: Sequence[str] = (),
     ) -> None:
         """`id_prefixes` stand before a request's id in the ids of replies, which most clients keep instead."""
@@ -45,6 +47,7 @@ class Resumption:
         self._follower = follower
         self._held_requests = held_requests
         self._metrics = metrics
+        self._timelines = timelines
 
     async def find(self, request_id: str, tenant: str) -> RequestState:
         """The state of a request, by its id or by its answer's `id`. Raises NotFound, also for another
@@ -142,6 +145,7 @@ class Resumption:
             arrived_at=monotonic(),
             leave=lambda: self._held_requests.leave(follow, head.tenant),
             progress=progress,
+            timelines=self._timelines,
         )
 
 

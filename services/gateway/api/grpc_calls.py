@@ -62,7 +62,7 @@ class GrpcCalls:
         """
         client_request_id = request_names.clients_name(_metadata(context)("x-request-id"))
         request_id = new_request_id(self._tag)
-        request_names.bind(request_id, client_request_id)
+        request_names.bind(request_id, client_request_id, _metadata(context)("traceparent"))
         began = monotonic()
         call: GrpcCall | None = None
         try:

@@ -25,7 +25,9 @@ from services.gateway.model.served_model import ServedModel
 from services.gateway.slices import Slices
 from services.gateway.telemetry.metrics import Metrics
 from services.gateway.telemetry.reporter import Reporter
+from services.gateway.telemetry.request_timelines import RequestTimelines
 from services.gateway.telemetry.served_parts import ServedParts
+from services.gateway.telemetry.system_state import SystemState
 from services.gateway.timings import Timings
 from shared.net.rpc.server import RpcServer
 from shared.queue.batch_store import BatchStore
@@ -57,10 +59,12 @@ class Parts:
     metrics: Metrics
     reporter: Reporter
     served_parts: ServedParts
+    system_state: SystemState
     follower: Follower
     pool: PreprocessPool
     held_requests: HeldRequests
     resumption: Resumption
+    timelines: RequestTimelines
     admission: Admission
     adapters: AdapterLoading
     responses: ResponseStore

@@ -24,7 +24,7 @@ from services.gateway.following.logprobs import (
 from services.gateway.following.message import Message, MessageText
 from services.gateway.model.output_forms import OutputForms
 from services.gateway.slices import Slices
-from services.gateway.telemetry.metrics import Metrics
+from services.gateway.telemetry.metrics import Metrics, finish_reason
 from services.gateway.telemetry.request_log import log_end
 from services.gateway.telemetry.timeline import Timeline
 from shared.environment import monotonic
@@ -33,6 +33,7 @@ from shared.output_format.deltas import Delta
 from shared.queue.log_event import PROMPT
 from shared.queue.token_log import decode_pooled, stride
 from shared.telemetry.request_names import names
+from shared.telemetry.timeline import Timelines
 from shared.text.stop_search import StopStrings
 from shared.text.text_fold import TokenBytes
 from tessera.common.v1.ending_pb2 import Ending, FinishReason
@@ -42,6 +43,10 @@ __all__ = ["Answer", "AnswerFold", "Outcome", "Piece"]
 
 log = structlog.get_logger(__name__)
 
+# A time without a token that stands in the request's timeline.
+_PAUSE_S = 0.5
+# After which what others have seen of a request that has ended is written.
+_TRACE_DUE_MS = 2_000
 # Log-probabilities that are read at once.
 _SLICE = 1024
 
@@ -65,11 +70,13 @@ class Answer:
         leave: Callable[[], bool],
         progress: Progress | None = None,
         forms: OutputForms | None = None,
+        timelines: Timelines | None = None,
     ) -> None:
         """`prompt_ids` only where the answer shows them. `leave` is called if the answer is closed
         before its end: it cancels the request, or returns True if the request lives on. `progress` is
         what the client has already; such an answer's tokens and times are not counted in metrics. `forms` are needed
-        where the answer is divided. Raises Unavailable for a form that is not known here.
+        where the answer is divided. `timelines` get what happens to the answer. Raises Unavailable for a form that is
+        not known here.
         """
         self.head = head
         self.prompt_tokens = prompt_tokens
@@ -103,6 +110,11 @@ class Answer:
         self._last_at = [0.0] * len(self._folds)
         self._is_counted = progress is None
         self._leave = leave
+        self._timelines = timelines or Timelines("", "")
+        self._first_at = self._longest_pause_s = 0.0
+        if not self._is_counted:
+            tokens = sum(self.progress.counts)
+            self._timelines.moment(head.request_id, "resumed", tokens=tokens)
         self._error: ServingError | None = None
         self._closed = False
         # Whether somebody else reads it, and closes it, when the exchange that it was made for has ended.
@@ -245,9 +257,10 @@ class Answer:
         endings = [choice.ending for choice in self._follow.choices]
         lives_on = None in endings and self._leave()
         if lives_on:
+            self._timelines.moment(self.head.request_id, "client_left")
             log.info(
                 "client left, the request goes on",
-                **names(self.head.request_id, self.head.client_request_id),
+                **self._names,
             )
             return
         timeline, worst = self._timeline, _worst(endings)
@@ -256,6 +269,7 @@ class Answer:
         queued = [ending.queued_us for ending in known if ending.HasField("queued_us")]
         timeline.queue_s = min(queued) / 1e6 if queued else None
         hidden = self.head.reply.prompt_only
+        self._note_end(worst, error)
         if self._is_counted:
             self._metrics.ended(
                 worst,
@@ -276,6 +290,28 @@ class Answer:
             output_tokens=self.completion_tokens,
             resumed=not self._is_counted,
         )
+
+    @property
+    def _names(self) -> dict[str, str]:
+        head = self.head
+        return names(head.request_id, head.client_request_id, head.traceparent)
+
+    def _note_end(self, worst: Ending | None, error: ServingError | None) -> None:
+        rid, timeline, note = self.head.request_id, self._timeline, self._timelines.span
+        if self._first_at:
+            tokens, pause_us = self.completion_tokens, round(1e6 * self._longest_pause_s)
+            note(
+                rid,
+                "deliver",
+                self._first_at,
+                timeline.ended,
+                tokens=tokens,
+                longest_pause_us=pause_us,
+            )
+        finish = finish_reason(worst) if error is None else error.reason
+        note(rid, "end", timeline.ended, timeline.ended, finish=finish)
+        if self.head.traced:
+            self._timelines.due(rid, _TRACE_DUE_MS)
 
     def _fold(self, delta: ChoiceDelta) -> Piece | None:
         ending = delta.ending
@@ -322,14 +358,24 @@ class Answer:
         now = monotonic()
         is_counted = self._is_counted and not self.head.reply.prompt_only
         if self._last_at[choice]:
+            pause_s = now - self._last_at[choice]
+            if pause_s > self._longest_pause_s:
+                self._longest_pause_s = pause_s
+                if pause_s > _PAUSE_S:
+                    self._timelines.span(
+                        self.head.request_id, "pause", self._last_at[choice], now, choice=choice
+                    )
             if is_counted:
                 self._metrics.inter_token((now - self._last_at[choice]) / tokens, tokens)
         elif is_counted and tokens > 1:  # they came with the first
             self._metrics.inter_token(0.0, tokens - 1)
+        if not self._first_at:
+            self._first_at = now
+            self._timelines.span(self.head.request_id, "first_token", now, now)
         if self._is_counted and not self._timeline.first_token:
             self._timeline.first_token = now
             self._metrics.first_token(now - self._timeline.arrived, self.prompt_tokens)
-            log.debug("first token", **names(self.head.request_id, self.head.client_request_id))
+            log.debug("first token", **self._names)
         if is_counted:
             self._metrics.generated(tokens)
         self._last_at[choice] = self._timeline.last_token = now

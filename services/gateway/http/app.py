@@ -60,7 +60,9 @@ class App:
         if scope["type"] != "http":
             return
         exchange = Exchange(scope, receive, send, new_request_id(self._tag), self.form)
-        request_names.bind(exchange.request_id, exchange.client_request_id)
+        request_names.bind(
+            exchange.request_id, exchange.client_request_id, exchange.header("traceparent")
+        )
         exchange.common_headers = self._cross_origin.headers(exchange)
         began = monotonic()
         try:
@@ -90,7 +92,9 @@ class App:
             exchange.form = mounted.endpoint
             await mounted.route.handler(exchange, caller)
 
-        request_names.bind(exchange.request_id, exchange.client_request_id)
+        request_names.bind(
+            exchange.request_id, exchange.client_request_id, exchange.header("traceparent")
+        )
         try:
             await self._answer(exchange, handle)
         finally:

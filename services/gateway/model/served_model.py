@@ -22,6 +22,7 @@ from shared.environment import unix_time
 from shared.errors import NotFound, Precondition
 from shared.lora.modules import BASE
 from shared.output_format.detect import AUTO
+from shared.prompts.modality import NAMES
 from shared.text.templates.template_file import read_template_file
 from shared.text.text_fold import TokenBytes
 from shared.text.tokenizer_file import TokenizerFile, read_tokenizer
@@ -51,6 +52,7 @@ class ServedModel:
     max_logprobs: int = 20
     max_prompts: int = 128
     has_vision: bool = False  # it takes pictures
+    takes: tuple[str, ...] = ()  # the kinds of media that it takes: "image", "video"
     clean_up: tuple[str, ...] = ()  # steps that the text of a chat's reply goes through
     # How it gives vectors or scores; None where it generates text.
     pooled: PooledModel | None = None
@@ -112,6 +114,7 @@ class ServedModel:
             max_logprobs=max_logprobs,
             max_prompts=max_prompts,
             has_vision=record.takes_media,
+            takes=tuple(NAMES[modality] for modality in record.modalities),
             pooled=read_pooled(checkpoint, words, config.hidden_size, task, pooling),
             clean_up=load_part(record.clean_up)(checkpoint) if record.clean_up else (),
             forms=OutputForms.find(words, with_tools, calls, reasoning),

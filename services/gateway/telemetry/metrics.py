@@ -4,20 +4,9 @@ and autoscalers work.
 What a gateway measures itself has `engine="0"`: it does not know which decoders computed a request.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
-from prometheus_client import (
-    CollectorRegistry,
-    Counter,
-    GCCollector,
-    Histogram,
-    Metric,
-    PlatformCollector,
-    ProcessCollector,
-    generate_latest,
-)
-from prometheus_client.core import CounterMetricFamily
-from prometheus_client.registry import Collector
+from prometheus_client import Counter, Histogram
 
 from services.gateway.endings import FINISH_NAMES
 from services.gateway.telemetry.batch_metrics import BatchMetrics
@@ -25,7 +14,9 @@ from services.gateway.telemetry.gap_histogram import GapHistogram
 from services.gateway.telemetry.http_metrics import HttpMetrics
 from services.gateway.telemetry.scheduler_load import SchedulerLoad
 from services.gateway.telemetry.timeline import Timeline
-from shared.net.supervise import failures
+from shared.net.metrics_page import EveryProcess
+from shared.telemetry.exposition import MeasuresCollector, process_registry, text_of
+from shared.telemetry.series import Measures
 from tessera.common.v1.ending_pb2 import Ending
 
 _LABELS = ("model_name", "engine")
@@ -50,30 +41,14 @@ _STAGE_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 
 _REASONS = ("stop", "length", "abort", "error")
 
 
-class _BackgroundFailures(Collector):
-    """Failures of background tasks, which should be 0."""
-
-    def collect(self) -> Iterator[Metric]:
-        """One series for each task that has failed."""
-        text = "How often a background task of this gateway failed and was begun again."
-        family = CounterMetricFamily("tessera_background_failures", text, labels=["task"])
-        for name, count in failures.items():
-            family.add_metric([name], count)
-        yield family
-
-
 class Metrics:
     """All series of one gateway, with its own registry."""
 
     def __init__(self, model_name: str, max_model_len: int) -> None:
         """`max_model_len` bounds the buckets of token counts."""
-        self.registry = CollectorRegistry()
+        self.registry = process_registry(EveryProcess("gateway", model_name))
         self.load = SchedulerLoad(model_name)
         self.registry.register(self.load)
-        self.registry.register(_BackgroundFailures())
-        ProcessCollector(registry=self.registry)
-        PlatformCollector(registry=self.registry)
-        GCCollector(registry=self.registry)
         self.http = HttpMetrics(self.registry)
         self.batches = BatchMetrics(self.registry)
         self._labels = (model_name, "0")
@@ -161,6 +136,10 @@ class Metrics:
         self.inter_token = itl.observe
         self.generated = self._generation_tokens.inc
 
+    def watch(self, measures: Measures) -> None:
+        """Shows what these read, whenever the page is asked for."""
+        self.registry.register(MeasuresCollector(measures))
+
     def first_token(self, seconds: float, prompt_tokens: int) -> None:
         """A prompt has been computed, so long after it arrived."""
         self._ttft.observe(seconds)
@@ -235,7 +214,7 @@ class Metrics:
 
     def text(self) -> bytes:
         """The page in Prometheus's text format."""
-        return generate_latest(self.registry)
+        return text_of(self.registry)
 
     def _counter(self, name: str, text: str) -> Counter:
         counter = Counter(name, text, _LABELS, registry=self.registry)

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import Self
 
+from services.gateway.telemetry.metrics import Metrics
 from services.gateway.telemetry.scheduler_load import SchedulerLoad
 from shared.errors import Unavailable
 from shared.net import supervise
@@ -46,14 +47,21 @@ class Reporter:
         """
         with contextlib.suppress(Unavailable):
             loads = await self._queue.loads()
-            live, _ = await self._queue.depth()
+            live = await self._queue.depth()
             stored = await self._queue.stored()
             decoders = [decoder for load in loads for decoder in load.decoders]
             numbers = await self._claim(decoders)
             if numbers is None:
                 self._load.leave_out()
             else:
-                self._load.update(dict(zip(numbers, decoders, strict=True)), live, *stored)
+                queue = await self._queue.queue_age()
+                engines = dict(zip(numbers, decoders, strict=True))
+                self._load.update(engines, live, queue, *stored)
+
+    async def page(self, metrics: Metrics) -> bytes:
+        """This gateway's page of metrics, with the schedulers' load if it reports that."""
+        await self.look()
+        return metrics.text()
 
     async def _renew(self) -> None:
         while True:

@@ -5,6 +5,7 @@ from typing import Any
 
 import structlog
 
+from services.gateway.telemetry import recent_errors
 from services.gateway.telemetry.metrics import finish_reason
 from services.gateway.telemetry.timeline import Timeline
 from shared.errors import Cancelled, ServingError, from_failure
@@ -34,11 +35,13 @@ def log_end(
     """
     if error is None and worst is not None and worst.HasField("failure"):
         error = from_failure(worst.failure)
+    if error is not None and not isinstance(error, Cancelled):
+        recent_errors.note(error, request_id=spec.request_id)
     cached = max((ending.cached_tokens for ending in endings if ending is not None), default=0)
     # Not by the context alone: an answer may be closed by gRPC, which has another one.
     log.info(
         _ENDED,
-        **names(spec.request_id, spec.client_request_id),
+        **names(spec.request_id, spec.client_request_id, spec.traceparent),
         tenant=spec.tenant,
         prompt_tokens=prompt_tokens,
         cached_tokens=cached,
@@ -57,6 +60,8 @@ def log_end(
 
 def log_refusal(error: ServingError, seconds: float, tenant: str = "", **about: object) -> None:
     """A request was refused before it was accepted, so long after it had arrived."""
+    if not isinstance(error, Cancelled):
+        recent_errors.note(error, path=str(about.get("path", "")))
     log.info(
         _ENDED,
         **_given(tenant=tenant),

@@ -28,20 +28,25 @@ class SchedulerLoad(Collector):
     def __init__(self, model_name: str) -> None:
         self._model_name = model_name
         self._decoders: dict[int, DecoderLoad] | None = None
-        self._live_requests = self._stored_bytes = self._open_batches = 0
+        self._live_requests = self._live_tokens = self._queued = 0
+        self._queue_age_s = 0.0
+        self._stored_bytes = self._open_batches = 0
 
     def update(
         self,
         decoders: Mapping[int, DecoderLoad],
-        live_requests: int,
+        live: tuple[int, int],
+        queue: tuple[int, float],
         stored_bytes: int,
         open_batches: int,
     ) -> None:
-        """Keeps what was read just now. `live_requests` counts all that are reserved, waiting or running;
-        `stored_bytes` are those of files and batches.
+        """Keeps what was read just now. `live` counts requests that are reserved, waiting or running, and their cost in
+        tokens; `queue` those that wait to be taken, and the oldest one's age in seconds; `stored_bytes` are those of
+        files and batches.
         """
         self._decoders = dict(decoders)
-        self._live_requests = live_requests
+        self._live_requests, self._live_tokens = live
+        self._queued, self._queue_age_s = queue
         self._stored_bytes, self._open_batches = stored_bytes, open_batches
 
     def leave_out(self) -> None:
@@ -92,6 +97,16 @@ class SchedulerLoad(Collector):
         yield from self._adapters()
         yield self._step_tokens()
         yield from self._steps()
+        text = "Requests that are reserved, waiting or running, of all gateways."
+        yield self._gauge("tessera_live_requests", text, self._live_requests)
+        text = (
+            "What they may cost at most, in tokens of prompts and answers: what admission limits."
+        )
+        yield self._gauge("tessera_live_tokens", text, self._live_tokens)
+        text = "Requests in the queue: admitted, and taken by no scheduler."
+        yield self._gauge("tessera_queue_requests", text, self._queued)
+        text = "Since the oldest request in the queue arrived; 0 where there is none."
+        yield self._gauge("tessera_queue_age_seconds", text, self._queue_age_s)
         text = "Bytes of all files, and of the results of batches."
         yield GaugeMetricFamily("tessera_stored_file_bytes", text, self._stored_bytes)
         text = "Batches that have not ended."

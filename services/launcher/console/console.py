@@ -4,7 +4,7 @@ import io
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Protocol, Self, TextIO, cast
@@ -187,10 +187,25 @@ def _as_json(name: str, line: str) -> str:
     return json.dumps({**event, "process": name})
 
 
+class KeptConsole:
+    """Another console whose lines are also kept: `keep(name, line)` gets each."""
+
+    def __init__(self, console: Console, keep: Callable[[str, str], None]) -> None:
+        self._console = console
+        self._keep = keep
+        self.state = console.state
+        self.settle = console.settle
+
+    def line(self, name: str, line: str) -> None:
+        """Keeps and shows it."""
+        self._keep(name, line)
+        self._console.line(name, line)
+
+
 class ConsoleStream(io.TextIOBase):
     """A text stream whose lines the console shows as the launcher's own."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console | KeptConsole) -> None:
         self._console = console
         self._unfinished = ""
 

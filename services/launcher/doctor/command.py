@@ -15,6 +15,7 @@ from services.launcher.ports import is_free
 from services.launcher.redis import check as redis_check
 from services.launcher.redis.binary import WHEEL, find_redis_server
 from services.launcher.settings import DoctorSettings
+from shared.checkpoint.gguf.prepared import prepared_folder
 from shared.checkpoint.hub import find_in_cache
 from shared.cpu_kernels import choice, compiling
 from shared.errors import ServingError
@@ -129,6 +130,7 @@ def _model(settings: DoctorSettings) -> Finding:
         # Imported here: the rest of the report works before the protos are compiled, and says that they are missing.
         from services.families.check import require_servable
 
+        folder = prepared_folder(folder)
         checkpoint = require_servable(
             folder, device=settings.device, dtype=settings.dtype, family=settings.family
         )

@@ -4,6 +4,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
+from shared.checkpoint.gguf.prepared import prepared_folder
 from shared.checkpoint.hub import find_in_cache
 from shared.settings import DEMO_MODEL, hub_name
 from shared.text.text_fold import TokenBytes
@@ -23,7 +24,9 @@ class TokenTexts:
         with self._lock:
             if self._pieces is None:
                 name = hub_name(self._model)
-                folder = find_in_cache(name, self._revision) if name else self._model
+                folder = (
+                    find_in_cache(name, self._revision) if name else prepared_folder(self._model)
+                )
                 # That of a served model is there and can be read.
                 assert folder is not None, f"{name} is being served"
                 self._pieces = TokenBytes.from_tokenizer_json(folder / "tokenizer.json").pieces

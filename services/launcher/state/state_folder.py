@@ -8,7 +8,7 @@ from shared.errors import Unavailable
 
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 # What this program and its Redis write there. The mode of a folder with anything else is not changed.
-_OWN_FILES = {"lock", "processes.json", "processes.tmp", "redis.log"}
+_OWN_FILES = {"lock", "processes.json", "processes.tmp", "redis.log", "logs"}
 _OWN_PREFIXES = ("appendonly", "temp-", "dump")
 
 

@@ -23,7 +23,7 @@ _STEADY_BEFORE_HANGING_S = 60.0
 _MOST_PATIENCE = 8.0
 _FAILED_STARTS = 5
 _PROBE_STEADY_S = 1.0
-_PROBE_STARTING_S = 0.05
+_PROBE_STARTING_S = 0.02
 # Pauses between probes of a process that may be starved.
 _UNANSWERED = Backoff(first_s=0.1, longest_s=1.0)
 # Every process that could write to the pipe has ended: what it wrote is in the pipe.

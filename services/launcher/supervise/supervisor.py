@@ -36,11 +36,13 @@ class Supervisor:
         return [*(process for stage in self._stages for process in stage), *self._foundation]
 
     async def start(self) -> None:
-        """Starts the foundation and, once that is ready, all others at once. Raises GaveUp."""
+        """Starts the foundation and, once that is ready, all others at once, those first that stop last: workers load
+        longest. Raises GaveUp.
+        """
         for process in self._foundation:
             self._run(process)
             await self._unless_given_up(process.ready.wait())
-        for stage in self._stages:
+        for stage in reversed(self._stages):
             for process in stage:
                 self._run(process)
 

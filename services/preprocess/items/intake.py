@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from services.preprocess.download.fetcher import MediaFetcher
 from services.preprocess.items.local_files import LocalFiles, is_file_url
 from services.preprocess.items.pixel_cache import PixelCache, Pixels
+from services.preprocess.measures import PreprocessMeasures
 from services.preprocess.media import fitted_picture, frames, item_options, packed_pixels
 from services.preprocess.media.fitted_picture import Square
 from services.preprocess.media.frame_selection import FrameSelection
@@ -78,7 +79,9 @@ class MediaIntake:
         cache: PixelCache,
         store: MediaStore,
         limits: IntakeLimits,
+        measures: PreprocessMeasures | None = None,
     ) -> None:
+        self._measures = measures or PreprocessMeasures()
         self._fetcher = fetcher
         self._local_files = local_files
         self._cache = cache
@@ -167,7 +170,11 @@ class MediaIntake:
         await self._store.put(source_digest, data)
         if name:
             await self._store.name(tenant, name, source_digest)
-        return TakenMedia(digest, source_digest, pixels, fetch_us, watch.lap_us(), pace, cached)
+        media_us = watch.lap_us()
+        size = item.width * item.height
+        self._measures.taken(NAMES[item.modality], len(data), size, cached=cached)
+        self._measures.item_times(fetch_us, media_us)
+        return TakenMedia(digest, source_digest, pixels, fetch_us, media_us, pace, cached)
 
     async def pixels_again(self, media: MediaItem) -> Pixels:
         """Pixel values of an item that was taken in before, here or in another process.

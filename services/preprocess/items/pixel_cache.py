@@ -41,6 +41,11 @@ class _Entries:
         self._handed_until: dict[bytes, float] = {}
         store.space.evict = self.evict_one
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all entries."""
+        return self._bytes
+
     def get(self, digest: bytes) -> Pixels | None:
         """The entry, now the most recently used."""
         if digest in self._entries:
@@ -90,6 +95,11 @@ class PixelCache:
         self.scaling = pool.info.scaling
         self.bundles = pool.bundles
         self.processed = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the pixel values that are kept."""
+        return self._entries.nbytes
 
     def digest(self, source_digest: bytes) -> bytes:
         """16 bytes that name the pixels and embeddings of raw media under this processor's settings."""

@@ -62,6 +62,16 @@ class DecodeSlots:
         self._busy: Counter[str] = Counter()
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
+    @property
+    def num_busy(self) -> int:
+        """Slots that are held."""
+        return self._busy.total()
+
+    @property
+    def num_waiting(self) -> int:
+        """Those that wait for one."""
+        return sum(map(len, self._waiting.values()))
+
     @contextlib.asynccontextmanager
     async def slot(self, tenant: str) -> AsyncIterator[None]:
         """Waits for a slot and holds it."""

@@ -9,6 +9,7 @@ file itself (`confinement`). It ends when its input ends.
 socket>`
 """
 
+import gc
 import json
 import os
 import socket
@@ -22,6 +23,7 @@ from typing import Any, BinaryIO
 
 # transformers' image processors are numpy and Pillow; torch would cost two seconds and 200 MB for nothing.
 sys.modules["torch"] = None  # type: ignore[assignment]
+gc.disable()  # until all is loaded, which lives on
 
 import PIL.Image  # noqa: E402
 import PIL.ImageOps  # noqa: E402
@@ -67,6 +69,8 @@ def main(maker_json: str, limits_json: str, socket_number: str) -> None:
         return
     sample, _ = maker.make(PIL.Image.new("RGB", (64, 48)))  # loads what the processor needs, too
     warm_up()
+    gc.freeze()
+    gc.enable()
     largest = max(limits.memory_bytes, maker.video_bytes(limits))
     held = confine(largest + _BUFFER_BYTES, largest + _BUFFER_BYTES)
     scaling = None if maker.scaling is None else asdict(maker.scaling)

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import structlog
 
+from services.preprocess.measures import WorkerLoad
 from services.preprocess.media.image_limits import ImageLimits
 from services.preprocess.media.made_item import MadeItem
 from services.preprocess.media.processor_config import read_processor_config, read_video_size
@@ -80,12 +81,18 @@ class ImageWorkerPool:
         self._idle: list[WorkerProcess] = []
         self._workers: set[WorkerProcess] = set()
         self._closed = False
+        self._lost = 0
         self.info: ProcessorInfo
 
     @property
     def pids(self) -> list[int]:
         """The workers' process ids."""
         return [worker.pid for worker in self._workers]
+
+    @property
+    def load(self) -> WorkerLoad:
+        """What it is doing."""
+        return WorkerLoad(self._slots.num_waiting, self._slots.num_busy, self._lost)
 
     async def __aenter__(self) -> Self:
         """Starts the first worker, which reports the processor's settings; the others start when needed."""
@@ -133,6 +140,7 @@ class ImageWorkerPool:
                 return await self._run(job, data, place, tenant)
             except _JobFailed as failed:
                 place.path.unlink(missing_ok=True)
+                self._lost += 1
                 log.warning("image worker lost", cause=failed.message, again=failed.again)
                 if attempt + 1 == _TRIES or not failed.again:
                     raise InvalidRequest(failed.reason, failed.message) from failed

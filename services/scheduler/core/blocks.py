@@ -132,6 +132,11 @@ class HostBlocks:
         self._free = list(range(num_blocks - 1, -1, -1))
 
     @property
+    def num_total(self) -> int:
+        """All blocks."""
+        return len(self._refs)
+
+    @property
     def num_free(self) -> int:
         """Blocks that can be allocated now."""
         return len(self._free)
@@ -193,7 +198,12 @@ def root_of(sequence: Sequence, capacity: Capacity) -> bytes:
         prompt = _packed(sequence.tokens[: sequence.prompt_len])
         prefix = prefix_digest(prompt, _media_extra(sequence.media, 0, sequence.prompt_len))
     return root_name(
-        capacity.block_size, sequence.lora_id, sequence.cache_salt, prefix, sequence.content
+        capacity.block_size,
+        sequence.lora_id,
+        sequence.cache_salt,
+        prefix,
+        sequence.content,
+        capacity.kv_cache_dtype,
     )
 
 

@@ -113,6 +113,7 @@ class Capacity:
     adapters: frozenset[str] = frozenset()  # digests of those that it has for as long as it runs
     max_adapters: int = 0  # that plans may load beside them
     max_drafts: int = 0  # that it puts into a row by itself
+    kv_cache_dtype: str = ""  # of keys and values, where it is not the model's own
 
     @property
     def reuses_blocks(self) -> bool:

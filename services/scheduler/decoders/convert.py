@@ -52,6 +52,7 @@ def capacity_of(hello: decoder_pb2.Hello) -> Capacity:
         adapters=frozenset(hello.adapters) - frozenset(hello.loaded_adapters),
         max_adapters=hello.max_adapters,
         max_drafts=hello.max_drafts,
+        kv_cache_dtype=hello.kv_cache_dtype,
     )
 
 
@@ -185,5 +186,6 @@ def _new_sequence(slot: int, sequence: Sequence, capacity: Capacity) -> decoder_
         lora_id=sequence.lora_id,
         root_name=root_of(sequence, capacity),
         client_request_id=spec.client_request_id,
+        traceparent=spec.traceparent,
         pooling=spec.pooling if spec.HasField("pooling") else None,
     )

@@ -11,9 +11,11 @@ from services.scheduler.core.plan import StepProgress
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import Error, MediaSpan
 from services.scheduler.encoders import Encoders, NumericsGone
+from shared.environment import monotonic
 from shared.errors import Internal, ServingError, status_number
 from shared.net import tasks
 from shared.telemetry import request_names
+from shared.telemetry.timeline import Timelines
 
 if TYPE_CHECKING:
     from services.scheduler.output.request import Request, Wanted
@@ -42,12 +44,14 @@ class EmbeddingRequests:
         on_returned: Callable[[list[str]], None],
         *,
         content: bytes = b"",
+        timelines: Timelines,
     ) -> None:
         """`user` is the decoder's name at the encoders, `content` the digest of its weights."""
         self._core = core
         self._encoders = encoders
         self._user = user
         self._content = content
+        self._timelines = timelines
         self._on_change = _weakly(on_change)
         self._on_lost_again = _weakly(on_lost_again)
         self._on_returned = _weakly(on_returned)
@@ -90,8 +94,10 @@ class EmbeddingRequests:
         user = self._core.state.media.first_user(span.digest)
         if user is not None and user.payload is not None:
             asking: Request = user.payload.request
-            request_names.bind(asking.request_id, asking.spec.client_request_id)
+            spec = asking.spec
+            request_names.bind(spec.request_id, spec.client_request_id, spec.traceparent)
         wanted: Wanted = span.payload
+        began = monotonic()
         log.debug("asking for an encode", digest=span.digest.hex(), rows=span.rows)
         try:
             artifact = await self._encoders.encode(
@@ -109,8 +115,27 @@ class EmbeddingRequests:
             failure = Internal("ENCODE_FAILED", f"an item was not encoded: {type(error).__name__}")
             self._fail(span, failure)
         else:
+            self._note(span, began)
             self._core.embeddings_encoded(span.digest, artifact)
             self._on_change(None)
+
+    def _note(self, span: MediaSpan, began: float) -> None:
+        """An item that sequences wait for has been encoded."""
+        found = self._encoders.how(span.digest)
+        if found is None:
+            return
+        member, answer = found
+        now, whose = monotonic(), {"service": "vision_encoder", "replica": member.instance_id}
+        computing = max(began, now - answer.encode_us / 1e6)
+        queued = max(began, computing - answer.queue_us / 1e6)
+        users = self._core.state.media.users(span.digest)
+        for request_id in dict.fromkeys(sequence.request_id for sequence in users):
+            note = self._timelines.span
+            note(request_id, "encode", began, now, **whose, rows=span.rows, cached=answer.cached)
+            if not answer.cached:
+                note(request_id, "encode_queue", queued, computing, **whose)
+                items = answer.batch_items
+                note(request_id, "encode_compute", computing, now, **whose, batch_items=items)
 
     def _fail(self, span: MediaSpan, error: ServingError) -> None:
         why = Error(error.reason, error.message, status_number(error.status))

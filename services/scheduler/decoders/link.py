@@ -19,6 +19,7 @@ from services.scheduler.decoders import convert
 from services.scheduler.decoders.embedding_requests import EmbeddingRequests
 from services.scheduler.decoders.move_timer import MoveTimer
 from services.scheduler.decoders.step_statistics import StepStatistics
+from services.scheduler.decoders.step_trace import StepTrace
 from services.scheduler.encoders import Encoders
 from shared.environment import monotonic
 from shared.errors import ServingError, Superseded, Unavailable
@@ -26,6 +27,7 @@ from shared.net import tasks
 from shared.net.channels import open_channel
 from shared.net.rpc.errors import calling
 from shared.queue.registry import Member
+from shared.telemetry.timeline import Timelines
 from tessera.decoder.v1 import decoder_pb2
 from tessera.decoder.v1.decoder_pb2_grpc import DecoderServiceStub
 from tessera.scheduler.v1.scheduler_pb2 import DecoderLoad
@@ -110,6 +112,7 @@ class DecoderLink:
         on_step: OnStep,
         on_returned: Callable[[list[str]], None],
         on_adapter: OnAdapter,
+        timelines: Timelines,
     ) -> None:
         self.member = member
         self.lease = lease
@@ -128,6 +131,8 @@ class DecoderLink:
         self._outbox: asyncio.Queue[decoder_pb2.StepsRequest] = asyncio.Queue()
         self._sent: deque[_SentPlan] = deque()
         self._statistics = StepStatistics()
+        self._timelines = timelines
+        self.trace = StepTrace(timelines, member.instance_id, self._statistics)
         self._predicted_us = 0.0  # of the plan with rows that was sent last
         self._moves = MoveTimer()  # in microseconds
         self._wake: asyncio.TimerHandle | None = None
@@ -198,6 +203,7 @@ class DecoderLink:
             self._on_lost_again,
             self._on_not_encoded,
             content=self.hello.content,
+            timelines=self._timelines,
         )
 
     async def run(self) -> None:
@@ -332,6 +338,7 @@ class DecoderLink:
             request.begin(now)
         if plan.row_slot:
             self._predicted_us = self.core.costs.predict(plan.num_tokens, plan.num_pairs)
+        self.trace.planned(plan, self.core.state)
         self._statistics.plan_s += now - begin
         return True
 
@@ -350,12 +357,13 @@ class DecoderLink:
     def _on_result(self, result: decoder_pb2.StepResult) -> None:
         if result.lease != self.lease:
             return
-        plan, progress = None, StepProgress()
+        plan, progress, began, ended = None, StepProgress(), 0.0, 0.0
         if result.step:  # 0 answers no plan: it only says what became of artifacts or adapters
             answered = self._sent[0]
             plan, now = answered.plan, monotonic()
+            began, ended = answered.began, now
             output = convert.output_of(plan, result)
-            self._learn(plan, output, now - answered.began, result.times)
+            self._learn(plan, output, now - began, result.times)
             self._statistics.add(plan, now - answered.sent, now - answered.began, result.times)
             progress = self.core.complete(output)
             self._sent.popleft()
@@ -373,6 +381,8 @@ class DecoderLink:
             self._wake = None
         self.pump()
         begin = monotonic()
+        if plan is not None:
+            self.trace.answered(plan, began, ended, result.times)
         self._on_step(progress, plan, result)
         self._statistics.log_s += monotonic() - begin
 

@@ -1,6 +1,7 @@
 """What the steps of a decoder computed and how long they took since it was leased, for dashboards and measurements."""
 
 from bisect import bisect_left
+from typing import NamedTuple, Self
 
 from services.scheduler.core.plan import StepPlan
 from tessera.decoder.v1.decoder_pb2 import StepTimes
@@ -8,6 +9,29 @@ from tessera.scheduler.v1 import scheduler_pb2
 
 _TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)  # those of vLLM
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0)
+
+
+class StepSums(NamedTuple):
+    """Sums over steps with rows since the lease, or between two moments."""
+
+    steps: int
+    tokens: int
+    step_s: float
+    queue_us: int
+    prepare_us: int
+    forward_us: int
+    sample_us: int
+
+    def __sub__(self, earlier: Self) -> "StepSums":
+        return StepSums(
+            self.steps - earlier.steps,
+            self.tokens - earlier.tokens,
+            self.step_s - earlier.step_s,
+            self.queue_us - earlier.queue_us,
+            self.prepare_us - earlier.prepare_us,
+            self.forward_us - earlier.forward_us,
+            self.sample_us - earlier.sample_us,
+        )
 
 
 class StepStatistics:
@@ -44,6 +68,18 @@ class StepStatistics:
         if plan.has_decoding:
             self._seconds[bisect_left(_SECONDS, step_s)] += 1
             self._seconds_total += step_s
+
+    def sums(self) -> StepSums:
+        """What there was by now."""
+        return StepSums(
+            self._steps,
+            self._tokens_total,
+            self._step_s,
+            self._queue_us,
+            self._prepare_us,
+            self._forward_us,
+            self._sample_us,
+        )
 
     def totals(self) -> scheduler_pb2.StepTotals:
         """Where the time went."""

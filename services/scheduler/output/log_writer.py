@@ -2,13 +2,15 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 import structlog
 
 from services.scheduler.output.choice import Choice
+from shared.environment import monotonic
 from shared.errors import Unavailable
 from shared.queue import AppendAnswer, AppendCode, Queue
+from shared.telemetry.timeline import Timelines
 
 log = structlog.get_logger(__name__)
 
@@ -28,6 +30,7 @@ class LogWriter:
         self,
         queue: Queue,
         scheduler_id: str,
+        timelines: Timelines,
         *,
         on_refused: Callable[[str], None],
         on_cancel: Callable[[str], None],
@@ -37,6 +40,9 @@ class LogWriter:
         """`is_settled()` is false while Redis has lost what is being restored; `settled()` waits for it."""
         self._queue = queue
         self._scheduler_id = scheduler_id
+        self._timelines = timelines
+        # The submission, the request, what of it, and since when: few of many writes.
+        self._noted: deque[tuple[int, str, str, float]] = deque()
         self._on_refused = on_refused
         self._on_cancel = on_cancel
         self._is_settled = is_settled
@@ -49,11 +55,16 @@ class LogWriter:
         self._num_written = 0
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
 
-    def submit(self, batch: bytes, choices: list[Choice]) -> None:
-        """Queues what one step gave: a serialized LogBatch, and the choice of each of its events. Returns at once."""
+    def submit(
+        self, batch: bytes, choices: list[Choice], noted: Iterable[tuple[str, str]] = ()
+    ) -> None:
+        """Queues what one step gave: a serialized LogBatch, and the choice of each of its events. Returns at once.
+        `noted`: requests of which timelines are to say how long this took, and what of them it is."""
         if choices:
             self._batches.append((batch, choices))
             self._num_submitted += 1
+            for request_id, what in noted:
+                self._noted.append((self._num_submitted, request_id, what, monotonic()))
             self._work.set()
 
     async def flush(self) -> None:
@@ -90,6 +101,9 @@ class LogWriter:
             self._num_written += count - 1  # they are one batch from now on
             return False
         self._num_written += count
+        while self._noted and self._noted[0][0] <= self._num_written:
+            _, request_id, what, since = self._noted.popleft()
+            self._timelines.span(request_id, "log", since, of=what)
         self._react(choices, answers)
         self._wake()
         return True

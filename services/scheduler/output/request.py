@@ -182,7 +182,7 @@ class Request:
     @property
     def names(self) -> dict[str, str]:
         """Fields of a log line about it."""
-        return names(self.request_id, self.spec.client_request_id)
+        return names(self.request_id, self.spec.client_request_id, self.spec.traceparent)
 
     @property
     def num_preemptions(self) -> int:
@@ -192,6 +192,31 @@ class Request:
         else:
             now = sum(sequence.num_preemptions for sequence in self._begun)
         return self._preempted_before + now
+
+    @property
+    def all_sequences(self) -> list[Sequence]:
+        """Those that it was begun with here, whether they have ended or not."""
+        return self._begun
+
+    @property
+    def num_tokens(self) -> int:
+        """Generated tokens of all of them, those that were logged before it came here too."""
+        return sum(sequence.num_output_tokens for sequence in self._begun)
+
+    @property
+    def was_resumed(self) -> bool:
+        """Whether it had tokens already when it came here."""
+        return any(self._taken.logs)
+
+    @property
+    def waited_us(self) -> tuple[int, int]:
+        """From when to when it was in the queue before it was taken for the first time, by the clock of Redis."""
+        return 1000 * self._taken.arrived_ms, self._taken.own_at
+
+    @property
+    def attempts(self) -> int:
+        """Times that it was taken from the queue."""
+        return self._taken.attempts
 
     def begin(self, now: float) -> None:
         """A decoder has it, for the first time or again."""

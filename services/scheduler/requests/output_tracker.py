@@ -20,10 +20,13 @@ from shared.environment import monotonic
 from shared.queue import TakenRequest
 from shared.queue.log_event import token_middle
 from shared.queue.token_log import encode_pooled, encode_tokens
+from shared.telemetry.timeline import Timelines
 from tessera.decoder.v1 import decoder_pb2
 
 log = structlog.get_logger(__name__)
 
+# Its gateway says it earlier, when the client has all; a gateway that is lost does not.
+_TRACE_DUE_MS = 60_000
 KEPT_S = 10.0  # an ended request, in case Redis loses its last writes
 
 
@@ -33,6 +36,7 @@ class _Batch:
     def __init__(self) -> None:
         self.events: list[bytes] = []
         self.choices: list[Choice] = []
+        self.noted: list[tuple[str, str]] = []  # requests, and what of them is new to their logs
 
     def add(
         self,
@@ -50,6 +54,10 @@ class _Batch:
         message = ending_message(ending, cached_tokens, queue_s, preemptions)
         self.events.append(choice.event(start, records, message))
         self.choices.append(choice)
+        if of is not None and (ending is not None or not start):
+            noted = (of.request_id, "end" if ending is not None else "first_token")
+            if noted not in self.noted[-1:]:  # several choices of a request
+                self.noted.append(noted)
 
 
 class OutputTracker:
@@ -61,15 +69,22 @@ class OutputTracker:
         self,
         writer: LogWriter,
         on_end: Callable[[], None],
+        timelines: Timelines,
         kept_s: float = KEPT_S,
     ) -> None:
         self._kept_s = kept_s
         self._writer = writer
         self._on_end = on_end
+        self._timelines = timelines
         # Without a link: no decoder runs it, and it goes back to the queue.
         self._owners: dict[str, tuple[DecoderLink | None, Request]] = {}
         self._ended: deque[tuple[float, Request]] = deque()
         self.num_tokens = 0  # committed so far
+
+    @property
+    def num_requests(self) -> int:
+        """All requests that have not ended."""
+        return len(self._owners)
 
     @property
     def request_ids(self) -> list[str]:
@@ -111,12 +126,13 @@ class OutputTracker:
         self.hold(request)
         self.end(request.request_id, ending)
 
-    def unassign(self, request_ids: list[str]) -> None:
-        """No decoder runs these any more; they are kept until the queue has them."""
+    def unassign(self, request_ids: list[str], why: str) -> None:
+        """No decoder runs these any more, `why`; they are kept until the queue has them."""
         for request_id in request_ids:
             link, request = self._owners[request_id]
             self._owners[request_id] = (None, request)
             if link is not None:
+                link.trace.left(request, why)
                 link.core.cancel(request_id)
 
     def forget(self, request_ids: list[str]) -> None:
@@ -124,12 +140,14 @@ class OutputTracker:
         for request_id in request_ids:
             if request_id in self._owners and self._owners[request_id][0] is None:
                 _, request = self._owners.pop(request_id)
+                self._timelines.moment(request_id, "given_back")
                 request.clear()
 
     def move(self, request_id: str, target: DecoderLink) -> Request:
         """Moves a request to another decoder, where it goes on; tokens in flight are computed again there."""
         link, request = self._owners[request_id]
         if link is not None:
+            link.trace.left(request, "it moves to another decoder")
             link.core.cancel(request_id)
         moved = request.again()
         request.clear()
@@ -140,6 +158,7 @@ class OutputTracker:
         """Gives a request to a decoder, or ends it if it can never run there."""
         self._owners[request.request_id] = (link, request)
         request.place(link.hello)
+        link.trace.placed(request, link.core.state)
         log.debug("given to a decoder", **request.names, decoder=link.member.instance_id)
         resumed = [[s] for s in request.sequences if s.num_output_tokens]
         for group in [request.fresh, *resumed] if request.fresh else resumed:
@@ -199,7 +218,7 @@ class OutputTracker:
         self._submit(batch)
 
     def _submit(self, batch: _Batch) -> None:
-        self._writer.submit(b"".join(batch.events), batch.choices)
+        self._writer.submit(b"".join(batch.events), batch.choices, batch.noted)
 
     def _log_one(
         self,
@@ -290,6 +309,11 @@ class OutputTracker:
     def _drop(self, request: Request) -> "DecoderLink | None":
         """It has ended. Returns the link that ran it."""
         link, _ = self._owners.pop(request.request_id, (None, request))
+        if link is not None:
+            link.trace.left(request)
+        self._timelines.moment(request.request_id, "ended")
+        if request.spec.traced:
+            self._timelines.due(request.request_id, _TRACE_DUE_MS)
         log.debug("ended", **request.names)
         self.forget_ended()
         self._ended.append((monotonic(), request))
@@ -335,6 +359,8 @@ class OutputTracker:
         link, request = self._owners.pop(request_id, (None, None))
         if request is None:
             return
+        if link is not None:
+            link.trace.left(request, "it has another owner")
         if link is not None and link.core.cancel(request_id):
             log.warning("request has another owner", **request.names)
             link.pump()

@@ -149,7 +149,7 @@ class Returns:
         """These are to go back, if they have not ended. They stay in the tracker until the queue has them."""
         present = [rid for rid in request_ids if self._tracker.has(rid)]
         if present:
-            self._tracker.unassign(present)
+            self._tracker.unassign(present, "it goes back to the queue")
             self._waiting.update(dict.fromkeys(present))
             self._work.set()
 

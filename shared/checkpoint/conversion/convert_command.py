@@ -17,9 +17,16 @@ def main(arguments: Sequence[str]) -> int:
     flm.add_argument("source", type=Path, help="a file that ends in .flm")
     flm.add_argument("destination", type=Path, help="a folder that is made")
     flm.add_argument("--dtype", choices=DTYPES, help="of the weights; unless most of the file's")
+    flm.add_argument(
+        "--keep-codes",
+        action="store_true",
+        help="layers of 8 or 4 bits stay so, as compressed-tensors has them, and take as little memory",
+    )
     options = parser.parse_args(arguments)
     try:
-        convert_flm(options.source, options.destination, options.dtype)
+        convert_flm(
+            options.source, options.destination, options.dtype, keep_codes=options.keep_codes
+        )
     except (ServingError, OSError) as error:
         print(f"tessera convert: {error}", file=sys.stderr)
         return 1

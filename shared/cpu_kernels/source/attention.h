@@ -225,17 +225,24 @@ static void attention_tile(void* context, int tile) {
     attend<T, AttentionByVectors<T>>(call, cache, task, head);
 }
 
-template <class T>
-static void attention(Pool& pool, const Attention& call, const Cache& cache) {
-    AttentionRegion<T> region{&call, &cache};
-    const int tiles = (int)(call.num_tasks * cache.heads);
+constexpr int64_t LEAST_ATTENTION_BYTES = 256 << 10;  // of keys and values, below which there is no second thread
+
+// Keys that the tasks of a call read, a few queries at a time.
+static inline int64_t call_keys(const Attention& call) {
     int64_t keys = 0;
     for (int64_t i = 0; i < call.num_tasks; i++) {
         const int32_t* task = call.tasks + 5 * i;
         keys += (task[2] + 3) / 4 * (task[4] ? task[4] : task[3] + task[2]);
     }
-    const int64_t bytes = keys * cache.heads * cache.size * 2 * sizeof(typename T::Element);
-    if (bytes < (256 << 10)) {
+    return keys;
+}
+
+template <class T>
+static void attention(Pool& pool, const Attention& call, const Cache& cache) {
+    AttentionRegion<T> region{&call, &cache};
+    const int tiles = (int)(call.num_tasks * cache.heads);
+    const int64_t bytes = call_keys(call) * cache.heads * cache.size * 2 * sizeof(typename T::Element);
+    if (bytes < LEAST_ATTENTION_BYTES) {
         for (int tile = 0; tile < tiles; tile++) attention_tile<T>(&region, tile);
         return;
     }

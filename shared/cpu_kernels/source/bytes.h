@@ -106,4 +106,84 @@ struct ByteDots {
 
 #endif
 
+// The same of signed bytes, prepared, and a word of unsigned ones of any size.
+//
+//   prepare(bytes)          what is done once for all rows
+//   dot(acc, bytes, word)   of prepared bytes
+
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+
+struct UnsignedDots {
+    typedef ints Bytes;
+    static inline Bytes prepare(ints bytes) { return bytes; }
+    static inline ints dot(ints acc, Bytes bytes, int32_t word) {
+#if defined(__AVX512VNNI__)
+        return (ints)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)broadcast_int(word), (__m512i)bytes);
+#else
+        return (ints)_mm256_dpbusd_avx_epi32((__m256i)acc, (__m256i)broadcast_int(word), (__m256i)bytes);
+#endif
+    }
+};
+
+#elif defined(__AVX512BW__) || defined(__AVX2__)
+
+// In 16 bits, of which products of two bytes take all: sums of two pairs are made in 32.
+struct UnsignedDots {
+    struct Bytes {
+        ints even, odd;
+    };
+#if defined(__AVX512BW__)
+    static inline Bytes prepare(ints bytes) {
+        const __m512i v = (__m512i)bytes;
+        return {(ints)_mm512_srai_epi16(_mm512_slli_epi16(v, 8), 8), (ints)_mm512_srai_epi16(v, 8)};
+    }
+    static inline ints pairs(ints a, ints b) { return (ints)_mm512_madd_epi16((__m512i)a, (__m512i)b); }
+#else
+    static inline Bytes prepare(ints bytes) {
+        const __m256i v = (__m256i)bytes;
+        return {(ints)_mm256_srai_epi16(_mm256_slli_epi16(v, 8), 8), (ints)_mm256_srai_epi16(v, 8)};
+    }
+    static inline ints pairs(ints a, ints b) { return (ints)_mm256_madd_epi16((__m256i)a, (__m256i)b); }
+#endif
+    static inline ints dot(ints acc, Bytes bytes, int32_t word) {
+        const uint32_t halves = (uint32_t)word;
+        const ints even = broadcast_int((int32_t)(halves & 0x00ff00ff));
+        const ints odd = broadcast_int((int32_t)(halves >> 8 & 0x00ff00ff));
+        return acc + pairs(bytes.even, even) + pairs(bytes.odd, odd);
+    }
+};
+
+#else
+
+struct UnsignedDots {
+    typedef ints Bytes;
+    static inline Bytes prepare(ints bytes) { return bytes; }
+    static inline ints dot(ints acc, Bytes bytes, int32_t word) {
+        const auto x = (uint8x16_t)broadcast_int(word);
+        const auto v = (int8x16_t)bytes;
+        const auto low = (int16x8_t)vmovl_u8(vget_low_u8(x));  // the same in both halves
+        const int16x8_t left = vmovl_s8(vget_low_s8(v)), right = vmovl_high_s8(v);
+        const int32x4_t a = vmull_s16(vget_low_s16(left), vget_low_s16(low)), b = vmull_high_s16(left, low);
+        const int32x4_t c = vmull_s16(vget_low_s16(right), vget_low_s16(low)), d = vmull_high_s16(right, low);
+        return acc + (ints)vpaddq_s32(vpaddq_s32(a, b), vpaddq_s32(c, d));
+    }
+};
+
+#endif
+
+// The lowest byte of each lane.
+static inline void store_bytes(void* to, ints v) {
+#if defined(__AVX512F__)
+    _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8((__m512i)v));
+#elif defined(__AVX2__)
+    const __m256i low = _mm256_and_si256((__m256i)v, _mm256_set1_epi32(255));
+    const __m128i pairs = _mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
+    _mm_storel_epi64((__m128i*)to, _mm_packus_epi16(pairs, pairs));
+#else
+    const uint16x4_t pairs = vmovn_u32((uint32x4_t)v);
+    const uint8x8_t found = vmovn_u16(vcombine_u16(pairs, pairs));
+    std::memcpy(to, &found, 4);
+#endif
+}
+
 }  // namespace tessera

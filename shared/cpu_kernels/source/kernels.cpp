@@ -5,6 +5,7 @@
 
 #include "admission.h"
 #include "attention.h"
+#include "coded_attention.h"
 #include "layer.h"
 #include "linear.h"
 #include "pool.h"
@@ -170,7 +171,10 @@ void tessera_rope_write(int type, const RopeWrite* call, const Cache* cache) {
 }
 
 void tessera_attention(int type, const Attention* call, const Cache* cache) {
-    TYPED(type, attention<T>(*pool, *call, *cache));
+    if (cache->coded)
+        TYPED(type, coded_attention<T>(*pool, *call, *cache));
+    else
+        TYPED(type, attention<T>(*pool, *call, *cache));
 }
 
 // segments, adapters: what is added, by the adapter of each segment; or null.
@@ -201,13 +205,21 @@ void tessera_layer(int type, const Layer* layer, const LayerStep* step, const Ca
                          normed);
 }
 
+// Of a page of codes of heads of this size, in whole vectors, with so many elements kept beside a key's codes.
+int64_t tessera_coded_page_bytes(int type, int64_t size, int64_t kept) {
+    Cache cache{};
+    cache.size = size;
+    cache.kept_count = kept;
+    TYPED(type, return coded_page_bytes<T>(cache));
+}
+
 // keys, values: [tokens, kv heads, size].
 void tessera_kv_write(int type, const void* keys, const void* values, const int64_t* slots,
                       int64_t tokens, const Cache* cache) {
     const int64_t heads = cache->heads, size = cache->real;
     TYPED(type, for (int64_t t = 0; t < tokens; t++) for (int64_t h = 0; h < heads; h++) {
-        write_key<T>(*cache, slots[t], h, (const T::Element*)keys + (t * heads + h) * size);
-        write_value<T>(*cache, slots[t], h, (const T::Element*)values + (t * heads + h) * size);
+        const int64_t first = (t * heads + h) * size;
+        write_token<T>(*cache, slots[t], h, (const T::Element*)keys + first, (const T::Element*)values + first);
     });
 }
 
@@ -215,9 +227,13 @@ void tessera_kv_read(int type, void* keys, void* values, const int64_t* slots, i
                      const Cache* cache) {
     const int64_t heads = cache->heads, size = cache->real;
     TYPED(type, for (int64_t t = 0; t < tokens; t++) for (int64_t h = 0; h < heads; h++) {
-        const auto* page = page_at<T>(*cache, slots[t], h);
         auto* to_k = (T::Element*)keys + (t * heads + h) * size;
         auto* to_v = (T::Element*)values + (t * heads + h) * size;
+        if (cache->coded) {
+            read_codes<T>(*cache, slots[t], h, to_k, to_v);
+            continue;
+        }
+        const auto* page = page_at<T>(*cache, slots[t], h);
         for (int64_t d = 0; d < size; d++) {
             to_k[d] = page[key_place<T>(slots[t] % PAGE, d)];
             to_v[d] = page[value_place<T>(slots[t] % PAGE, d, cache->size)];

@@ -58,6 +58,7 @@ struct Block {
     int64_t first;  // word of x that belongs to the first
     floats* sums;   // [rows][2]: of the blocks before and after; null: this block is all there is
     bool begins, ends;
+    const floats* added = nullptr;  // [rows][2]: what adapters add, or null
 };
 
 // Rows [row, row + R) of one block.
@@ -76,16 +77,11 @@ static inline void multiply(const LinearCall& call, const Block& block, int64_t 
         add_steps<P, R>(block.units, x, call.x_stride, block.count, left, right);
     else
         add_products<P, R>(block.units, x, call.x_stride, block.count, left, right);
-    if (block.ends && call.added) {
-        floats more[2][R];  // copies: sums whose address is taken would never be in registers
+    if (block.ends && block.added) {
+        const floats* added = block.added + 2 * row;
         for (int r = 0; r < R; r++) {
-            more[0][r] = left[r];
-            more[1][r] = right[r];
-        }
-        add_segments<T, R>(*call.added, block.panel, row, more[0], more[1]);
-        for (int r = 0; r < R; r++) {
-            left[r] = more[0][r];
-            right[r] = more[1][r];
+            left[r] = left[r] + added[2 * r];
+            right[r] = right[r] + added[2 * r + 1];
         }
     }
     for (int r = 0; r < R; r++) {
@@ -129,14 +125,14 @@ static void widen_units(const int32_t* units, int64_t count, int32_t* widened) {
                 store(widened, T::column(load<ints>(units + u * PANEL + c), part));
 }
 
+// added: [rows][2], what adapters add, or null.
 template <class T>
-static void multiply_panel(const LinearCall& call, int64_t panel, Running* best) {
+static void multiply_panel(const LinearCall& call, int64_t panel, const floats* added, Running* best) {
     typedef typename VectorsOf<T>::Type V;
     const int64_t units = whole_steps<T>(call.layer->inputs) / V::PER_UNIT;
     const int32_t* w = call.layer->panels + panel * units * PANEL;
-    if (call.added) ask_for_segments<T>(*call.added, panel);
     if (call.rows <= (V::WIDENS ? WIDEN_TILES : 1) * TILE_ROWS)
-        return multiply_rows<V, T>(call, Block{panel, w, units, 0, nullptr, true, true}, best);
+        return multiply_rows<V, T>(call, Block{panel, w, units, 0, nullptr, true, true, added}, best);
     static thread_local std::vector<floats> sums;
     static thread_local std::vector<int32_t> widened;
     sums.resize(2 * call.rows);
@@ -145,7 +141,7 @@ static void multiply_panel(const LinearCall& call, int64_t panel, Running* best)
     for (int64_t first = 0; first < units; first += most) {
         const int64_t count = std::min(most, units - first);
         const bool begins = first == 0, ends = first + count == units;
-        Block block{panel, w + first * PANEL, count, first * V::PARTS, sums.data(), begins, ends};
+        Block block{panel, w + first * PANEL, count, first * V::PARTS, sums.data(), begins, ends, added};
         if constexpr (V::WIDENS) {
             widen_units<V>(block.units, count, widened.data());
             block.units = widened.data();
@@ -183,6 +179,25 @@ static inline bool takes_inputs(const LinearCall& call, int& tile) {
     return true;
 }
 
+// Calls body(place, added) for places [first, last) of the panels: `added` is what adapters add to the panel, [rows][2], or
+// null. Where they do, the panels are all there are.
+template <class T, class Body>
+static inline void for_panels(const LinearCall& call, int64_t first, int64_t last, const Body& body) {
+    if (!call.added) {
+        for (int64_t place = first; place < last; place++) body(place, nullptr);
+        return;
+    }
+    const int64_t most = added_panels(call.rows);
+    for (int64_t begin = first; begin < last; begin += most) {
+        const int64_t end = std::min(last, begin + most);
+        const floats* added = add_segments<T>(*call.added, begin, end);
+        for (int64_t place = begin; place < end; place++) {
+            ask_for_segments<T>(*call.added, place);
+            body(place, added + (place - begin) * call.rows * 2);
+        }
+    }
+}
+
 template <class T>
 static void linear_tile(void* context, int tile) {
     const auto& call = *(const LinearCall*)context;
@@ -194,8 +209,9 @@ static void linear_tile(void* context, int tile) {
     if (call.by_tiles)
         multiply_by_tiles(call, first, last, best);
     else
-        for (int64_t place = first; place < last; place++)
-            multiply_panel<T>(call, call.panel(place), best);
+        for_panels<T>(call, first, last, [&](int64_t place, const floats* added) {
+            multiply_panel<T>(call, call.panel(place), added, best);
+        });
     end_largest(call, tile, best);
 }
 
@@ -210,6 +226,10 @@ static void run_panels(Pool& pool, LinearCall& call, int64_t panel_bytes, Pool::
     const int64_t most = alone ? 1 : std::min<int64_t>(call.panels, 16 * pool.threads());
     call.panels_each = (call.panels + most - 1) / most;
     const int64_t tiles = (call.panels + call.panels_each - 1) / call.panels_each;
+    if (call.added) {
+        call.added->panels = call.panels;
+        call.added->ahead = call.panels_each * pool.threads();
+    }
     static thread_local std::vector<Largest> found;
     if (layer.result == LARGEST) {
         found.resize(tiles * call.rows);

@@ -64,7 +64,7 @@ struct LinearCall {
     const int32_t* chosen;  // of the panels, ascending; null: all
     bool by_tiles;          // x's words are pairs of bfloat16 then
     const uint16_t* rest = nullptr;  // for tiles: `rest_of_rows` (`tile_linear.h`)
-    const Added* added = nullptr;
+    Added* added = nullptr;
     const InputCall* added_inputs = nullptr;
 
     int64_t panel(int64_t place) const { return chosen ? chosen[place] : place; }

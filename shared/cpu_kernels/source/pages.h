@@ -4,7 +4,7 @@
 // columns (for every unit of the head the keys side by side), then values as rows of units (two
 // neighbouring keys make a unit in bfloat16). So both products are the same small kernel as a
 // linear layer's, and in bfloat16 tiles as they lie (`tiles.h`). A block of the cache is one page or
-// several, a page one vector of keys or several.
+// several, a page one vector of keys or several. Pages of codes are those of `coded_pages.h`.
 #pragma once
 
 #include <cstdint>
@@ -16,13 +16,19 @@ namespace tessera {
 constexpr int PAGE = 16;  // keys: whole vectors of every instruction set
 constexpr int PAGE_VECTORS = PAGE / LANES;
 
-// One layer's cache: [blocks, kv heads, pages of a block, keys then values, PAGE * size] elements.
+// One layer's cache: [blocks, kv heads, pages of a block, keys then values, PAGE * size] elements, or as many
+// pages of codes.
 struct Cache {
     void* base;
     int64_t pages;  // of a block
     int64_t heads;
     int64_t size;  // of a head, in whole vectors: what is beyond `real` is zero
     int64_t real;
+    // Of a cache of codes: which elements of each head lie beside them as they are, [heads, kept_count] with -1 for
+    // none.
+    const int32_t* kept;
+    int64_t kept_count;
+    int64_t coded;  // whether it is one
 };
 
 template <class T>

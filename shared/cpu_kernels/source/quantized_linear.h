@@ -216,18 +216,20 @@ static void code_tile(void* context, int tile) {
     const int64_t groups = (linear.rows + kernel.most_rows - 1) / kernel.most_rows;
     Running* best = begin_largest(linear);
     floats y[2 * TILE_ROWS];
-    for (int64_t panel = first; panel < last; panel++) {
-        if (linear.added) ask_for_segments<T>(*linear.added, panel);
+    for_panels<T>(linear, first, last, [&](int64_t panel, const floats* added) {
         for (int64_t group = 0; group < groups; group++) {
             const int64_t row = linear.rows * group / groups, end = linear.rows * (group + 1) / groups;
             kernel.multiply(call, panel, row, (int)(end - row), y);
             for (int64_t r = row; r < end; r++) {
-                floats *left = y + 2 * (r - row), *right = left + 1;
-                if (linear.added) add_segments<T, 1>(*linear.added, panel, r, left, right);
-                finish<T>(linear, panel, r, *left, *right, best);
+                floats left = y[2 * (r - row)], right = y[2 * (r - row) + 1];
+                if (added) {
+                    left = left + added[2 * r];
+                    right = right + added[2 * r + 1];
+                }
+                finish<T>(linear, panel, r, left, right, best);
             }
         }
-    }
+    });
     end_largest(linear, tile, best);
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "coded_pages.h"
 #include "pages.h"
 #include "vectors.h"
 
@@ -117,6 +118,15 @@ static void write_value(const Cache& cache, int64_t slot, int64_t head,
     for (int64_t d = 0; d < cache.real; d++) to[d * T::PER_UNIT] = value[d];
 }
 
+// A token of one head, as the cache has them.
+template <class T>
+static void write_token(const Cache& cache, int64_t slot, int64_t head, const typename T::Element* key,
+                        const typename T::Element* value) {
+    if (cache.coded) return write_codes<T>(cache, slot, head, key, value);
+    write_key<T>(cache, slot, head, key);
+    write_value<T>(cache, slot, head, value);
+}
+
 template <class T, class Table>
 static void rope_write_token(const RopeWrite& call, const Cache& cache, int64_t t) {
     typedef typename T::Element Element;
@@ -131,10 +141,8 @@ static void rope_write_token(const RopeWrite& call, const Cache& cache, int64_t 
         if (call.cos) rotate<T, Table>(x, cos, sin, size);
     }
     const Element* keys = row + call.q_heads * size;
-    for (int64_t h = 0; h < cache.heads; h++) {
-        write_key<T>(cache, call.slots[t], h, keys + h * size);
-        write_value<T>(cache, call.slots[t], h, keys + (cache.heads + h) * size);
-    }
+    for (int64_t h = 0; h < cache.heads; h++)
+        write_token<T>(cache, call.slots[t], h, keys + h * size, keys + (cache.heads + h) * size);
 }
 
 }  // namespace tessera

@@ -13,43 +13,50 @@
 namespace tessera {
 
 constexpr int64_t RANKS_EACH = 4;   // of an addition, in one tile
-constexpr int64_t INPUT_ROWS = 4;   // rows whose sums stay in registers, with two ranks
+constexpr int64_t INPUT_ROWS = LANES == 16 ? 4 : 2;  // rows whose sums stay in registers, with those ranks
+constexpr int64_t INPUTS_AHEAD = 512;  // how far ahead of the sums `down` is asked for
+constexpr int64_t SOON_VECTORS = 16;  // of the next product, those of its first tiles
 constexpr int64_t ROWS_EACH = 64;   // in one tile
+
+// RANKS ranks of R rows.
+template <class T, int R, int RANKS>
+static inline void take_ranks(const typename T::Element* const* x, const typename T::Element* down, int64_t inputs,
+                              float* const* out) {
+    LaneSums sums[R][RANKS];
+    const int64_t whole = inputs / LANES;
+    for (int64_t i = 0; i < whole; i++) {
+        floats columns[RANKS];
+#pragma GCC unroll 4
+        for (int k = 0; k < RANKS; k++) {
+            columns[k] = T::read(down + k * inputs + i * LANES);
+            __builtin_prefetch(down + k * inputs + i * LANES + INPUTS_AHEAD);
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) {
+            const floats v = T::read(x[r] + i * LANES);
+#pragma GCC unroll 4
+            for (int k = 0; k < RANKS; k++) sums[r][k].add_product(i, columns[k], v);
+        }
+    }
+    if (const int rest = (int)(inputs % LANES)) {
+        const int64_t i = whole * LANES;
+        for (int k = 0; k < RANKS; k++) {
+            const floats column = read_some<T>(down + k * inputs + i, rest);
+            for (int r = 0; r < R; r++) sums[r][k].add_product(whole, column, read_some<T>(x[r] + i, rest));
+        }
+    }
+    for (int r = 0; r < R; r++)
+        for (int k = 0; k < RANKS; k++) out[r][k] = sums[r][k].total();
+}
 
 template <class T, int R>
 static inline void take_inputs(const typename T::Element* const* x, const typename T::Element* down, int64_t inputs,
                                int64_t ranks, float* const* out) {
-    for (int64_t k = 0; k < ranks; k += 2) {
-        const bool both = k + 1 < ranks;
-        const auto* one = down + k * inputs;
-        const auto* two = both ? one + inputs : one;
-        LaneSums sums[R][2];
-        const int64_t whole = inputs / LANES;
-        for (int64_t i = 0; i < whole; i++) {
-            const floats a = T::read(one + i * LANES), b = T::read(two + i * LANES);
-            // What follows is the next two ranks.
-            __builtin_prefetch(one + i * LANES + 2 * inputs);
-            __builtin_prefetch(two + i * LANES + 2 * inputs);
-#pragma GCC unroll 4
-            for (int r = 0; r < R; r++) {
-                const floats v = T::read(x[r] + i * LANES);
-                sums[r][0].add_product(i, a, v);
-                sums[r][1].add_product(i, b, v);
-            }
-        }
-        if (const int rest = (int)(inputs % LANES)) {
-            const int64_t i = whole * LANES;
-            const floats a = read_some<T>(one + i, rest), b = read_some<T>(two + i, rest);
-            for (int r = 0; r < R; r++) {
-                const floats v = read_some<T>(x[r] + i, rest);
-                sums[r][0].add_product(whole, a, v);
-                sums[r][1].add_product(whole, b, v);
-            }
-        }
-        for (int r = 0; r < R; r++) {
-            out[r][k] = sums[r][0].total();
-            if (both) out[r][k + 1] = sums[r][1].total();
-        }
+    if (ranks == RANKS_EACH) return take_ranks<T, R, RANKS_EACH>(x, down, inputs, out);
+    for (int64_t k = 0; k < ranks; k++) {
+        float* to[R];
+        for (int r = 0; r < R; r++) to[r] = out[r] + k;
+        take_ranks<T, R, 1>(x, down + k * inputs, inputs, to);
     }
 }
 
@@ -102,7 +109,9 @@ static InputCall plan_inputs(const Additions& additions, const typename T::Eleme
     static thread_local std::vector<int64_t> starts, at;
     static thread_local std::vector<float> inputs;
     static thread_local std::atomic<int> done;
+    static thread_local std::vector<Soon> soon;
     tiles.clear();
+    soon.clear();
     all.clear();
     starts.assign(1, 0);
     at.clear();
@@ -123,10 +132,20 @@ static InputCall plan_inputs(const Additions& additions, const typename T::Eleme
             numbers += rows * addition.rank;
         }
         starts.push_back((int64_t)all.size());
+        if (additions.product == Adapter::DOWN) continue;
+        const auto& next = additions.adapters[s]->products[additions.product + 1];
+        for (int64_t i = 0; i < next.count; i++) {
+            const Addition& addition = next.all[i];
+            constexpr int64_t SIZE = sizeof(typename T::Element);
+            soon.push_back({(const char*)addition.down, addition.rank * addition.inputs * SIZE});
+            soon.push_back({(const char*)addition.up, std::min<int64_t>(addition.last - addition.first, SOON_VECTORS) *
+                                                          addition.rank * LANES * SIZE});
+        }
     }
     inputs.resize(std::max<int64_t>(inputs.size(), numbers));
     done.store(0);
-    added = {&segments, all.data(), starts.data(), inputs.data(), at.data(), (int)tiles.size(), &done};
+    added = {&segments, all.data(), starts.data(), inputs.data(), at.data(), (int)tiles.size(), &done,
+             soon.data(), (int64_t)soon.size(), 0, 0};
     return {x, x_stride, inputs.data(), tiles.data()};
 }
 

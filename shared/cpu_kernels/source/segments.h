@@ -1,12 +1,14 @@
 // What low-rank adapters add to a linear layer's sums before anything becomes of these: up(down(x)) for some rows each
 // (LoRA: Hu et al., 2021, https://arxiv.org/abs/2106.09685).
 //
-// down(x) is taken first (`segment_inputs.h`); its products with `up` continue the layer's own sums in float32, from the
-// first of the rank to the last, one addition after the other. A row's bits depend on its additions alone.
+// down(x) is taken first (`segment_inputs.h`). Its products with `up` are added up in float32 for some panels before these
+// are multiplied, from the first of the rank to the last, one addition after the other, and join the layer's own sums at
+// the end of each panel. A row's bits depend on its additions alone.
 #pragma once
 
 #include <algorithm>
 #include <atomic>
+#include <vector>
 
 #include "pool.h"
 #include "vectors.h"
@@ -30,12 +32,8 @@ struct Addition {
 struct Segments {
     int64_t rows;   // of the step
     int64_t count;  // segments
-    const int64_t* starts;      // [count + 1]: of each segment's rows in `members`
-    const int64_t* members;     // rows, ascending within a segment
-    const int64_t* row_starts;  // [rows + 1]: of each row's entries in the next two
-    const int32_t* segment;     // the segments that a row is in, ascending
-    const int32_t* place;       // and the how manieth of their rows it is
-    const int32_t* pattern;     // [rows]: equal where rows are in the same segments
+    const int64_t* starts;   // [count + 1]: of each segment's rows in `members`
+    const int64_t* members;  // rows, ascending within a segment
 };
 
 // What one adapter adds to each product of a decoder layer, or, of another linear layer, to the first.
@@ -60,6 +58,18 @@ struct Additions {
     }
 };
 
+// Memory that will be read soon.
+struct Soon {
+    const char* at;
+    int64_t bytes;
+
+    // Asks for one of so many parts.
+    void ask(int64_t part, int64_t parts) const {
+        const int64_t end = bytes * (part + 1) / parts;
+        for (int64_t byte = bytes * part / parts; byte < end; byte += 64) __builtin_prefetch(at + byte, 0, 2);
+    }
+};
+
 // All of them, one segment's after the other's, with what `down` makes of the rows: for each addition [rows of its segment,
 // rank], at `inputs[at[i]]`. That is done in so many tiles of the region that multiplies with the layer's own weights: its
 // first ones.
@@ -71,6 +81,9 @@ struct Added {
     const int64_t* at;
     int tiles;
     std::atomic<int>* done;
+    const Soon* soon;  // what the layer's next product has
+    int64_t soon_count;
+    int64_t panels, ahead;  // of the product, and how many a thread is about to skip
 
     // Until the last of those tiles, which other threads have, is done.
     void wait() const {
@@ -78,106 +91,115 @@ struct Added {
     }
 };
 
-// Adds one vector of outputs, or two, to the sums of R rows. Vector v of row r is multiplied with inputs[v][r] [rank].
+// Asks for what will be read: additions lie apart from the layer's own stream of weights, a few kilobytes in each place.
+template <class T>
+static inline void ask_for_segments(const Added& added, int64_t panel) {
+    for (int64_t i = 0; i < added.starts[added.segments->count]; i++) {
+        const Addition& addition = *added.all[i];
+        const int64_t each = addition.side == BOTH_SIDES ? 2 : 1;
+        const int64_t bytes = addition.rank * LANES * sizeof(typename T::Element);
+        const int64_t first = std::max(addition.first, each * (panel + added.ahead));
+        const int64_t last = std::min(addition.last, each * (panel + added.ahead + 1));
+        if (first < last) Soon{(const char*)addition.up + (first - addition.first) * bytes, (last - first) * bytes}.ask(0, 1);
+    }
+    for (int64_t i = 0; i < added.soon_count; i++) added.soon[i].ask(panel, added.panels);
+}
+
+constexpr int64_t ADDED_BYTES = 32 << 10;  // of sums at once: they stay in a core's caches while panels pass
+
+// Multiplies VECTORS vectors of outputs with what `down` made of R rows and adds that to `sums`, of each vector and row.
 template <class T, int R, int VECTORS>
-static inline void add_vectors(const typename T::Element* const* up, int64_t rank,
-                               const float* const (*inputs)[R], floats* const* sums) {
+static inline void add_vectors(const typename T::Element* up, int64_t rank, const float* const* inputs,
+                               floats* const (*sums)[R]) {
     floats held[VECTORS][R];  // in registers: what is behind a pointer would be written at every step
     for (int v = 0; v < VECTORS; v++)
-        for (int r = 0; r < R; r++) held[v][r] = sums[v][r];
+        for (int r = 0; r < R; r++) held[v][r] = *sums[v][r];
     for (int64_t k = 0; k < rank; k++) {
         floats columns[VECTORS];
-        for (int v = 0; v < VECTORS; v++) columns[v] = T::read(up[v] + k * LANES);
-#pragma GCC unroll 12
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; v++) columns[v] = T::read(up + (v * rank + k) * LANES);
+#pragma GCC unroll 4
         for (int r = 0; r < R; r++) {
-#pragma GCC unroll 2
-            for (int v = 0; v < VECTORS; v++)
-                held[v][r] = fused(broadcast(inputs[v][r][k]), columns[v], held[v][r]);
+            const floats one = broadcast(inputs[r][k]);
+#pragma GCC unroll 4
+            for (int v = 0; v < VECTORS; v++) held[v][r] = fused(one, columns[v], held[v][r]);
         }
     }
     for (int v = 0; v < VECTORS; v++)
-        for (int r = 0; r < R; r++) sums[v][r] = held[v][r];
+        for (int r = 0; r < R; r++) *sums[v][r] = held[v][r];
 }
 
-// Asks for what all additions have for a panel: it lies apart from the layer's own stream of weights.
-template <class T>
-static inline void ask_for_segments(const Added& added, int64_t panel) {
-    const int64_t count = added.starts[added.segments->count];
-    for (int64_t i = 0; i < count; i++) {
-        const Addition& addition = *added.all[i];
-        const int64_t each = addition.side == BOTH_SIDES ? 2 : 1, bytes = addition.rank * LANES * sizeof(typename T::Element);
-        const int64_t first = std::max(addition.first, each * panel), last = std::min(addition.last, each * (panel + 1));
-        const char* at = (const char*)addition.up + (first - addition.first) * bytes;
-        for (int64_t byte = 0; byte < (last - first) * bytes; byte += 64) __builtin_prefetch(at + byte, 0, 2);
-    }
-}
+// What segments add to panels [first, last) of all rows: [last - first][rows][2] vectors.
+struct AddedSums {
+    floats* at;
+    int64_t first, last, rows;
 
-// The vectors of a panel that get something, at most two.
-template <class T, int R>
-struct PanelParts {
-    const typename T::Element* up[2];
-    floats* sums[2];
-    const float* inputs[2][R];
-    int count = 0;
-
-    // `from`: what `down` made of each row.
-    void take(const Addition& addition, int64_t vector, const float* const* from, floats* to) {
-        if (vector < addition.first || vector >= addition.last) return;
-        up[count] = (const typename T::Element*)addition.up + (vector - addition.first) * addition.rank * LANES;
-        for (int r = 0; r < R; r++) inputs[count][r] = from[r];
-        sums[count++] = to;
-    }
-
-    void add(int64_t rank) const {
-        if (count == 2)
-            add_vectors<T, R, 2>(up, rank, inputs, sums);
-        else if (count == 1)
-            add_vectors<T, R, 1>(up, rank, inputs, sums);
+    // Of an addition's vector and a row.
+    floats* of(const Addition& addition, int64_t vector, int64_t row) const {
+        const bool numbered = addition.side == BOTH_SIDES;
+        const int64_t panel = numbered ? vector / 2 : vector, half = numbered ? vector % 2 : addition.side == RIGHT;
+        return at + ((panel - first) * rows + row) * 2 + half;
     }
 };
 
-// What all additions add, for rows [row, row + R) that are in the same segments.
-template <class T, int R>
-static inline void add_to_alike(const Added& added, int64_t panel, int64_t row, floats* left, floats* right) {
-    const Segments& segments = *added.segments;
-    const int64_t* first = segments.row_starts + row;
-    for (int64_t entry = 0; entry < first[1] - first[0]; entry++) {
-        const int32_t segment = segments.segment[first[0] + entry];
-        const int64_t end = added.starts[segment + 1];
-        int64_t i = added.starts[segment];
-        while (i < end) {
-            PanelParts<T, R> parts;
-            const auto take = [&](int64_t number) -> const Addition& {
-                const Addition& addition = *added.all[number];
-                const float* from[R];
-                for (int r = 0; r < R; r++)
-                    from[r] = added.inputs + added.at[number] + segments.place[first[r] + entry] * addition.rank;
-                const bool numbered = addition.side == BOTH_SIDES;
-                if (addition.side != RIGHT) parts.take(addition, numbered ? 2 * panel : panel, from, left);
-                if (addition.side != LEFT) parts.take(addition, numbered ? 2 * panel + 1 : panel, from, right);
-                return addition;
-            };
-            const Addition& one = take(i++);
-            // Gates and what they gate, most often side by side, are added together.
-            if (one.side == LEFT && i < end) {
-                const Addition& next = *added.all[i];
-                if (next.side == RIGHT && next.rank == one.rank) take(i++);
-            }
-            parts.add(one.rank);
+// Vectors [begin, end) of an addition for R rows, VECTORS at a time and then one by one.
+template <class T, int R, int VECTORS>
+static inline void add_to_rows(const Addition& addition, int64_t begin, int64_t end, const int64_t* rows,
+                               const float* const* inputs, const AddedSums& sums) {
+    int64_t vector = begin;
+    for (; vector + VECTORS <= end; vector += VECTORS) {
+        floats* to[VECTORS][R];
+        for (int v = 0; v < VECTORS; v++)
+            for (int r = 0; r < R; r++) to[v][r] = sums.of(addition, vector + v, rows[r]);
+        const auto* up = (const typename T::Element*)addition.up + (vector - addition.first) * addition.rank * LANES;
+        add_vectors<T, R, VECTORS>(up, addition.rank, inputs, to);
+    }
+    if constexpr (VECTORS > 1) add_to_rows<T, R, 1>(addition, vector, end, rows, inputs, sums);
+}
+
+// What one addition adds to the rows of its segment, for which `down` made `inputs` [rows, rank].
+template <class T>
+static inline void add_to_segment(const Addition& addition, const int64_t* members, int64_t count, const float* inputs,
+                                  const AddedSums& sums) {
+    const int64_t each = addition.side == BOTH_SIDES ? 2 : 1;
+    const int64_t begin = std::max(addition.first, each * sums.first), end = std::min(addition.last, each * sums.last);
+    if (begin >= end) return;
+    for (int64_t member = 0; member < count; member += 4) {
+        const float* from[4];
+        const int64_t rows = std::min<int64_t>(4, count - member);
+        for (int64_t r = 0; r < rows; r++) from[r] = inputs + (member + r) * addition.rank;
+        // As many sums at a time as hide how long each addition to one takes.
+        switch (rows) {
+            case 1: add_to_rows<T, 1, 4>(addition, begin, end, members + member, from, sums); break;
+            case 2: add_to_rows<T, 2, 2>(addition, begin, end, members + member, from, sums); break;
+            case 3: add_to_rows<T, 3, 2>(addition, begin, end, members + member, from, sums); break;
+            default: add_to_rows<T, 4, 2>(addition, begin, end, members + member, from, sums);
         }
     }
 }
 
-// What the segments add to the sums of rows [row, row + R) and one panel: together where the rows are in the same ones.
-// Not inlined: the caller's sums stay in registers until here.
-template <class T, int R>
-[[gnu::noinline]] static void add_segments(const Added& added, int64_t panel, int64_t row, floats* left, floats* right) {
+// How many panels' sums are kept at once.
+static inline int64_t added_panels(int64_t rows) {
+    return std::max<int64_t>(1, ADDED_BYTES / (rows * 2 * (int64_t)sizeof(floats)));
+}
+
+// What all segments add to panels [first, last): [panels][rows][2] vectors, this thread's until its next call. Not
+// inlined: it is called once for many panels.
+template <class T>
+[[gnu::noinline]] static const floats* add_segments(const Added& added, int64_t first, int64_t last) {
+    static thread_local std::vector<floats> memory;
+    const Segments& segments = *added.segments;
+    // Minus zero is what may be added to any sum, zero of either sign too, and leave its bits as they are.
+    memory.assign((last - first) * segments.rows * 2, broadcast(-0.0f));
+    const AddedSums sums{memory.data(), first, last, segments.rows};
     added.wait();
-    const int32_t* pattern = added.segments->pattern + row;
-    bool alike = true;
-    for (int r = 1; r < R; r++) alike &= pattern[r] == pattern[0];
-    if (alike) return add_to_alike<T, R>(added, panel, row, left, right);
-    for (int r = 0; r < R; r++) add_to_alike<T, 1>(added, panel, row + r, left + r, right + r);
+    for (int64_t s = 0; s < segments.count; s++) {
+        const int64_t* members = segments.members + segments.starts[s];
+        const int64_t count = segments.starts[s + 1] - segments.starts[s];
+        for (int64_t i = added.starts[s]; i < added.starts[s + 1]; i++)
+            add_to_segment<T>(*added.all[i], members, count, added.inputs + added.at[i], sums);
+    }
+    return memory.data();
 }
 
 }  // namespace tessera

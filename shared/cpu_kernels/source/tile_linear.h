@@ -179,10 +179,14 @@ public:
             else
                 add<false>(row, w, part, whole, to, want);
             if (!part.ends) continue;
+            const floats* added = call_.added ? add_segments<BFloat16>(*call_.added, panel, panel + 1) : nullptr;
             for (int64_t r = 0; r < groups_.size; r++) {
                 const float* of = to + r * PANEL;
                 floats left = load<floats>(of), right = load<floats>(of + LANES);
-                if (call_.added) add_segments<BFloat16, 1>(*call_.added, panel, row + r, &left, &right);
+                if (added) {
+                    left = left + added[2 * (row + r)];
+                    right = right + added[2 * (row + r) + 1];
+                }
                 finish<BFloat16>(call_, panel, row + r, left, right, best_);
             }
         }

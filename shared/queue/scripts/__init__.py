@@ -16,8 +16,8 @@ from shared.net.redis.connection import ErrorReply, connection_of
 _FILES = {path.stem: path for path in Path(__file__).parent.rglob("*.lua")}
 
 
-# Scripts that move requests in and out of the queue get `waiting.lua` as well, and the one that refuses what would wait
-# too long `wait_estimate.lua`; the others, `append` above all, stay small without them.
+# Scripts that move requests in and out of the queue, or look at it, get `waiting.lua` as well, and the one that refuses
+# what would wait too long `wait_estimate.lua`; the others, `append` above all, stay small without them.
 _MOVES = frozenset(
     [
         "admit",
@@ -28,6 +28,7 @@ _MOVES = frozenset(
         "abandoned",
         "give_back",
         "leave",
+        "queue_age",
         "restore",
         "sweep",
         "take",

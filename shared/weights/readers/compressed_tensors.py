@@ -1,17 +1,13 @@
-"""compressed-tensors: codes of 4 or 8 bits in words along inputs ("pack-quantized"), or of 8 bits ("int-quantized")."""
+"""The codes of compressed-tensors."""
 
 import torch
 from torch import Tensor
 
+from shared.weights.layouts.compressed_tensors import BytesLayout, CompressedLayout, PackedLayout
+from shared.weights.layouts.layout import BadCodes
 from shared.weights.quantized_weight import QuantizedWeight
 from shared.weights.readers.layout import (
     ALL,
-    SCALES,
-    WORDS,
-    BadCodes,
-    Layout,
-    Shape,
-    Stored,
     Tensors,
     apart,
     as_bytes,
@@ -19,69 +15,16 @@ from shared.weights.readers.layout import (
     whole_order,
 )
 
-_OF_ACTIVATIONS = ("input_scale", "input_zero_point", "output_scale", "output_zero_point")
 
-
-class _Compressed(Layout):
-    unused = _OF_ACTIVATIONS
-
-    def _scale(self, out: int, inputs: int) -> dict[str, Stored]:
-        shape = (1,) if self.codes.one_scale else (out, self.groups(inputs))
-        return {"weight_scale": Stored(SCALES, shape)}
-
-    def _scales(self, tensors: Tensors, rows: slice) -> Tensor:
-        """[outputs, groups]."""
-        if self.codes.one_scale:
-            return tensors.whole("weight_scale").expand(rows.stop - rows.start, 1).contiguous()
-        return tensors.part("weight_scale", rows, ALL).contiguous()
-
-
-class PackQuantized(_Compressed):
-    """`weight_packed` [out, inputs / per word], `weight_scale` [out, groups], with zero points `weight_zero_point`
-    [out / per word, groups], with an order `weight_g_idx` [inputs]; `weight_shape` is [out, inputs]."""
-
-    main = "weight_packed"
-    tensors = (
-        "weight_packed",
-        "weight_scale",
-        "weight_zero_point",
-        "weight_g_idx",
-        "weight_shape",
-    )
-
-    def sizes(self, main: Shape) -> tuple[int, int]:
-        """See `Layout.sizes`."""
-        return main[0], main[1] * self.per_word
-
-    def required(self, out: int, inputs: int) -> dict[str, Stored]:
-        """See `Layout.required`."""
-        if inputs % 2:
-            raise BadCodes("weight_packed", f"{inputs} inputs are odd")
-        found = {"weight_packed": Stored(WORDS, (out, -(-inputs // self.per_word)))}
-        found |= self._scale(out, inputs)
-        if not self.codes.symmetric:
-            found |= self._zero_points(out, inputs)
-        return found | (self._index(inputs) if self.codes.ordered else {})
-
-    def _zero_points(self, out: int, inputs: int) -> dict[str, Stored]:
-        shape = (-(-out // self.per_word), self.groups(inputs))
-        return {"weight_zero_point": Stored(WORDS, shape)}
-
-    def optional(self, out: int, inputs: int) -> dict[str, Stored]:
-        """See `Layout.optional`."""
-        shape = {"weight_shape": Stored(("I32", "I64"), (2,))}
-        return shape | self._index(inputs) | self._zero_points(out, inputs)
-
-    @staticmethod
-    def _index(inputs: int) -> dict[str, Stored]:
-        return {"weight_g_idx": Stored(("I32", "I64"), (inputs,))}
+class PackQuantized(PackedLayout):
+    """See `Reader`."""
 
     def read(self, tensors: Tensors, inputs: int, rows: slice) -> QuantizedWeight:
-        """See `Layout.read`."""
+        """See `Reader.read`."""
         bits, group = self.codes.bits, self.codes.group
         if tensors.has("weight_shape") and int(tensors.whole("weight_shape")[1]) != inputs:
             raise BadCodes("weight_shape", f"config.json says {inputs} inputs")
-        scales = self._scales(tensors, rows)
+        scales = _scales(self, tensors, rows)
         codes = as_bytes(tensors.part("weight_packed", rows, ALL))[:, : inputs * bits // 8]
         order = None
         if tensors.has("weight_g_idx"):
@@ -105,33 +48,12 @@ class PackQuantized(_Compressed):
         return None
 
 
-class IntQuantized(_Compressed):
-    """`weight` int8 [out, inputs], `weight_scale` [out, groups] or [1], and `weight_zero_point` int8 alike."""
-
-    main = "weight"
-    tensors = ("weight", "weight_scale", "weight_zero_point")
-    main_dtypes = ("I8",)
-
-    def sizes(self, main: Shape) -> tuple[int, int]:
-        """See `Layout.sizes`."""
-        return main[0], main[1]
-
-    def required(self, out: int, inputs: int) -> dict[str, Stored]:
-        """See `Layout.required`."""
-        found = {"weight": Stored(("I8",), (out, inputs))} | self._scale(out, inputs)
-        if not self.codes.symmetric:
-            shape = found["weight_scale"].shape
-            found["weight_zero_point"] = Stored(("I8",), shape)
-        return found
-
-    def optional(self, out: int, inputs: int) -> dict[str, Stored]:
-        """See `Layout.optional`: zero points that are zero."""
-        shape = self._scale(out, inputs)["weight_scale"].shape
-        return {"weight_zero_point": Stored(("I8",), shape)}
+class IntQuantized(BytesLayout):
+    """See `Reader`."""
 
     def read(self, tensors: Tensors, inputs: int, rows: slice) -> QuantizedWeight:
-        """See `Layout.read`."""
-        scales = self._scales(tensors, rows)
+        """See `Reader.read`."""
+        scales = _scales(self, tensors, rows)
         codes = _unsigned(tensors.part("weight", rows, ALL))
         zeros = None
         if tensors.has("weight_zero_point"):
@@ -148,6 +70,13 @@ class IntQuantized(_Compressed):
                 raise BadCodes("weight_zero_point", "it is not zero, and symmetric is true")
             return None
         return _unsigned(stored)
+
+
+def _scales(layout: CompressedLayout, tensors: Tensors, rows: slice) -> Tensor:
+    """[outputs, groups]."""
+    if layout.codes.one_scale:
+        return tensors.whole("weight_scale").expand(rows.stop - rows.start, 1).contiguous()
+    return tensors.part("weight_scale", rows, ALL).contiguous()
 
 
 def _unsigned(values: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from services.decoder.devices.cpu.ops import CpuOps
 from services.decoder.steps.attention_meta import HeadNorms, Heads
 from shared.cpu_kernels import binding
 from shared.weights.linear_weight import in_memory
-from shared.weights.scheme import find_scheme
+from shared.weights.scheme import SMALL, find_scheme
 from tests.support.decoder.instruction_sets import RUNNABLE, each, open_kernels
 from tests.support.decoder.paged_rows import LENGTHS, ROWS, Cache
 
@@ -63,7 +63,7 @@ def test_layers_are_bit_equal_to_their_parts(
     odd sizes have to be padded between one linear layer and the next."""
     torch.manual_seed(0)
     ops, heads = CpuOps(dtype, kernels), Heads(6, 2, 24)
-    ops.scheme = find_scheme(scheme)
+    ops.scheme = find_scheme(scheme, SMALL)
     layers = [
         make_layer(ops, heads, hidden, inner, norms=norms, window=window) for window in (None, 33)
     ]

@@ -4,16 +4,15 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
 
-from services.decoder.devices.base.ops import BaseOps, Use
+from services.decoder.devices.base.ops import BaseOps
+from services.decoder.devices.base.use import Use
 from services.decoder.devices.cpu.ops import CpuOps
 from services.decoder.devices.cpu.torch_ops import TorchCpuOps
 from services.decoder.devices.cuda.ops import CudaOps
 from services.decoder.steps.attention_meta import Packed
 from shared.cpu_kernels.instruction_sets import InstructionSet
-from shared.weights.linear_weight import as_codes
-from shared.weights.quantized_weight import QuantizedWeight
+from shared.weights.linear_weight import Codes, LinearWeight, as_codes
 from tests.support.decoder.coded_weights import Form
 from tests.support.decoder.instruction_sets import each, open_kernels
 from tests.support.decoder.packs import packs, require_equal_packs, require_packs_ask
@@ -53,9 +52,10 @@ class _Codes(BaseOps):
         super().__init__(CPU, torch.float32)
         self.seen: list[tuple[int, Use]] = []
 
-    def _pack_codes(self, weight: QuantizedWeight, bias: Tensor | None, use: Use) -> Packed | None:
-        self.seen.append((weight.bits, use))
-        return Packed(weight.codes, bias) if weight.bits == 8 else None
+    def _pack_codes(self, weight: LinearWeight, codes: Codes, use: Use) -> Packed | None:
+        found = codes(None)
+        self.seen.append((found.bits, use))
+        return Packed(found.codes, weight.bias) if found.bits == 8 else None
 
 
 def test_a_device_says_in_one_place_which_codes_it_multiplies_by() -> None:

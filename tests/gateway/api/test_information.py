@@ -140,14 +140,6 @@ async def test_the_hugging_face_client_needs_no_model_name(stage: Stage) -> None
     assert (await stage.http.get("/v1/models/dummy")).status_code == 404
 
 
-async def test_the_page_asks_for_chats(stage: Stage) -> None:
-    reply = await stage.http.get("/")
-    assert reply.headers["content-type"].startswith("text/html")
-    assert "/v1/chat/completions" in reply.text
-    head = await stage.http.head("/")
-    assert (head.status_code, head.content) == (200, b"")
-
-
 async def test_version_and_liveness(stage: Stage) -> None:
     assert (await stage.http.get("/version")).json()["version"]
     assert (await stage.http.get("/health/live")).json() == {"status": "alive"}

@@ -103,7 +103,9 @@ def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_an_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["sevre"]) == 2
-    assert "no command 'sevre'" in capsys.readouterr().err
+    errors = capsys.readouterr().err
+    assert errors.startswith("tessera: no command 'sevre'; did you mean 'serve'?\n")
+    assert len(errors.splitlines()) == 2
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -254,8 +256,14 @@ def test_doctor_says_of_a_model_what_serve_says(
 @pytest.mark.parametrize(
     ("backend", "said"),
     [
-        ("auto", "of quantized checkpoints those of awq, gptq and compressed-tensors are read"),
-        ("native", "of quantized checkpoints those of awq, gptq and compressed-tensors are read"),
+        (
+            "auto",
+            "of quantized checkpoints those of awq, gptq, fp8 and compressed-tensors are read",
+        ),
+        (
+            "native",
+            "of quantized checkpoints those of awq, gptq, fp8 and compressed-tensors are read",
+        ),
         ("transformers", "not supported where the code of transformers runs the layers"),
     ],
 )
@@ -265,7 +273,7 @@ def test_check_refuses_quantized_weights_for_the_code_that_would_run_them_as_ser
     model = tmp_path / "model"
     shutil.copytree(DEMO_MODEL, model)
     config = json.loads((model / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "fp8"}
+    config["quantization_config"] = {"quant_method": "bitsandbytes"}
     (model / "config.json").write_text(json.dumps(config))
     ports = [str(port) for port in free_ports(2)]
     flags = (str(model), "--model-backend", backend)
@@ -273,7 +281,7 @@ def test_check_refuses_quantized_weights_for_the_code_that_would_run_them_as_ser
     check = tessera("check", *flags)
     assert (serve.returncode, check.returncode) == (1, 1)
     for printed in (serve.stderr, check.stdout):
-        assert "quantization_config says fp8" in printed and said in printed
+        assert "quantization_config says bitsandbytes" in printed and said in printed
 
 
 @pytest.mark.skipif(not npu_fault(), reason="there is an NPU here")

@@ -1,6 +1,8 @@
 """What the command does before it serves: without generated protos, with a closed pipe, at Ctrl-C."""
 
+import contextlib
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -72,8 +74,7 @@ def test_a_reader_that_has_left_is_no_error(arguments: list[str]) -> None:
     errors = process.stderr.read()
     process.stderr.close()
     assert errors == ""
-    # argparse ignores it by itself
-    assert process.wait(110) == (0 if "--help" in arguments else 128 + signal.SIGPIPE)
+    assert process.wait(110) == 128 + signal.SIGPIPE
 
 
 @pytest.mark.parametrize("seconds", [0.15, 0.3, 0.6, 1.2])
@@ -97,3 +98,29 @@ def test_profile_without_a_model_measures_the_demo_model() -> None:
     status, out, errors = finished(start("-m", "services.launcher", "profile", *few))
     assert (status, errors) == (0, "")
     assert "decode: 2 steps" in out and "paged_attention" in out
+
+
+@pytest.mark.parametrize("variables", [{}, {"NO_COLOR": "1"}])
+def test_a_terminal_has_colours_unless_it_wants_none(variables: dict[str, str]) -> None:
+    terminal, other = pty.openpty()
+    service = subprocess.Popen(
+        [sys.executable, "-m", "services.scheduler", "--model", "/nowhere"],
+        stdin=subprocess.DEVNULL,
+        stdout=other,
+        stderr=other,
+        cwd=_ROOT,
+        env={
+            "PYTHONPATH": f"{_ROOT}:{_ROOT / 'protos'}",
+            "PATH": os.environ["PATH"],
+            "TERM": "xterm",
+            **variables,
+        },
+    )
+    os.close(other)
+    said = b""
+    with open(terminal, "rb", 0) as reader, contextlib.suppress(OSError):  # the other end is closed
+        while piece := reader.read(4096):
+            said += piece
+    assert service.wait(110) == 2
+    assert b"/nowhere" in said
+    assert (b"\x1b[" in said) == (not variables)

@@ -26,6 +26,7 @@ OWN = {
     "port",
     "grpc_port",
     "shutdown_timeout",
+    "metrics_listen",
 }
 VALUES = (
     3,
@@ -185,6 +186,24 @@ def test_keys_are_in_no_command_line_and_only_in_the_environment_of_gateways(
         assert not any("sesame" in word for word in program.command)
         known = [name for name, value in program.environment.items() if "sesame" in value]
         assert bool(known) is (program.service == "gateway"), (program.name, known)
+
+
+def test_each_process_has_a_page_of_metrics_on_a_port_of_its_own(
+    checkpoint: Path, folders: Folders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ServeSettings(model=checkpoint, decoders=2, metrics_listen="[::1]:9100")
+    commands = ServiceCommands(settings, folders, REDIS)
+    programs = [*commands.gateways(), *commands.schedulers(), *commands.workers()]
+    found = {
+        program.name: service_settings(program.service, program, monkeypatch).metrics_listen
+        for program in programs
+    }
+    assert commands.metrics == {"launcher": "[::1]:9100", **found}
+    assert sorted(commands.metrics.values()) == [f"[::1]:{9100 + n}" for n in range(7)]
+    for wrong in ("9100", "127.0.0.1:65535", "127.0.0.1:0", "127.0.0.1:x"):
+        settings = ServeSettings(model=checkpoint, metrics_listen=wrong)
+        with pytest.raises(InvalidRequest, match="--metrics-listen"):
+            ServiceCommands(settings, folders, REDIS)
 
 
 def test_what_is_not_given_is_left_to_the_service(checkpoint: Path, folders: Folders) -> None:

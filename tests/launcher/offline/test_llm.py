@@ -145,12 +145,18 @@ def test_a_refused_prompt_names_its_field_and_costs_no_other_call(llm: LLM) -> N
 def test_killed_services_cost_an_answer_nothing(llm: LLM) -> None:
     (undisturbed,) = llm.generate("The red circle", greedy(480))
     launcher = psutil.Process(llm.pid)
+    # Found while all of them live: a killed one has no command line to be found by.
+    commands = [(child, child.cmdline()) for child in launcher.children()]
+    victims = [
+        next(child for child, command in commands if service in command)
+        for service in ("services.decoder", "services.gateway")
+    ]
     killed = []
 
     def kill() -> None:
         time.sleep(0.1)
-        for service in ("services.decoder", "services.gateway"):
-            next(child for child in launcher.children() if service in child.cmdline()).kill()
+        for victim in victims:
+            victim.kill()
             killed.append(time.time())
         time.sleep(0.5)
         launcher.kill()

@@ -40,7 +40,7 @@ def test_a_model_of_the_hub_is_served_over_tls(
         flags = ("--revision", "v1", "--ssl-certfile", str(files.server))
         system = System(Path("Example/Tiny-VL"), *flags, scheme="https")
         with system:
-            assert "Example/Tiny-VL is being served" in system.log
+            assert "Model        Example/Tiny-VL\n" in system.log
             assert f"{system.url}/v1" in system.log
             url = ("--url", system.base_url)
             trusted = ("--ssl-ca-certs", str(files.authority))

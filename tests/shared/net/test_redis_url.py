@@ -30,7 +30,7 @@ async def test_the_password_of_a_file_is_used(private_redis: EmbeddedRedis, tmp_
     file.write_text("wr#ng")
     with pytest.raises(Unavailable, match="no Redis answers") as refused:
         redis_check.require(with_password(private_redis.url, file))
-    assert "wr" not in refused.value.message.split(": ")[0]
+    assert not any(secret in refused.value.message for secret in ("wr#ng", "wr%23ng"))
     assert "***@" in refused.value.message
 
 

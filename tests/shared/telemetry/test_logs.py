@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import structlog
 
 from services.gateway.admission.api_keys import ApiKeys
 from services.gateway.admission.caller import Caller
@@ -14,6 +15,7 @@ from services.gateway.settings import GatewaySettings
 from shared.errors import NotFound, from_failure
 from shared.settings import child_environment, python_path
 from shared.telemetry import request_names
+from shared.telemetry.log_lines import with_trace
 
 _ROOT = Path(__file__).parents[3]
 _PROGRAM = """
@@ -156,3 +158,33 @@ def test_a_name_that_metadata_cannot_hold_is_left_out() -> None:
     context = contextvars.copy_context()
     context.run(request_names.bind, "r_\n漢", "mine")
     assert context.run(request_names.metadata) == (("x-request-id", "mine"),)
+
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+
+
+def test_the_trace_travels_with_the_names() -> None:
+    context, other = contextvars.copy_context(), contextvars.copy_context()
+    rid = f"r_00000000_{5:032x}"
+    context.run(request_names.bind, rid, "mine", f"00-{TRACE}-b7ad6b7169203331-01")
+    given = context.run(request_names.metadata)
+    other.run(request_names.bind_metadata, given)
+    found = other.run(structlog.contextvars.get_contextvars)
+    assert found == {"request_id": rid, "client_request_id": "mine", "trace_id": TRACE}
+
+
+@pytest.mark.parametrize(
+    "given", ["", "00-abc-def-01", f"ff-{TRACE}-b7ad6b7169203331-01", f"00-{TRACE}-{'0' * 16}-01"]
+)
+def test_what_is_no_trace_context_is_left_out(given: str) -> None:
+    rid = f"r_00000000_{5:032x}"
+    assert request_names.names(rid, "", given) == {"request_id": rid}
+    assert request_names.trace_of(rid, given) == rid[-32:]
+
+
+def test_json_lines_about_a_request_always_name_its_trace() -> None:
+    rid = f"r_00000000_{5:032x}"
+    assert with_trace(None, "info", {"request_id": rid})["trace_id"] == rid[-32:]
+    line = {"request_id": rid, "trace_id": TRACE}
+    assert with_trace(None, "info", dict(line)) == line
+    assert with_trace(None, "info", {"event": "ready"}) == {"event": "ready"}

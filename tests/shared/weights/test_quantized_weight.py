@@ -1,8 +1,10 @@
 """Weights as codes: what they mean, and that cuts, stacks and orders of them are those of their numbers."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +16,7 @@ from shared.weights.linear_weight import (
     in_memory,
 )
 from shared.weights.quantized_weight import QuantizedWeight
+from shared.weights.stacked_codes import require_alike
 from tests.support.decoder.coded_weights import FORMS, Form
 
 OUT, INPUTS = 24, 384
@@ -149,11 +152,31 @@ def test_an_order_is_kept_by_cuts_of_outputs_and_undone_by_whole_rows() -> None:
         (Form(group=128), [(0, 192)]),
         (Form(group=128), [(64, 192)]),
         (Form(group=32, zeros=True), [(0, 32), (48, 80)]),
+        (Form(bits=4, group=128, zeros=True), [(96, 384)]),
         (Form(bits=4, group=32, order=True), [(0, 192)]),
+        (Form(bits=8, group=64, order=True), [(7, 90), (200, 203)]),
     ],
     ids=str,
 )
-def test_a_cut_inside_a_group_is_refused(form: Form, ranges: list[tuple[int, int]]) -> None:
+def test_a_cut_inside_a_group_makes_smaller_groups(
+    form: Form, ranges: list[tuple[int, int]]
+) -> None:
+    weight = as_codes(form.make(OUT, INPUTS))
+    cut = require_equal(weight.shard("in", ranges))
+    assert cut.inputs == sum(last - first for first, last in ranges)
+    require_equal(weight.shard("in", ranges).shard("out", [(3, 9)]))
+
+
+@pytest.mark.parametrize(
+    "form, ranges",
+    [
+        (Form(group=128), [(0, 200)]),
+        (Form(group=32, zeros=True), [(0, 32), (56, 88)]),
+        (Form(bits=4, group=32), [(24, 192)]),
+    ],
+    ids=str,
+)
+def test_a_cut_that_no_groups_allow_is_refused(form: Form, ranges: list[tuple[int, int]]) -> None:
     codes = form.make(OUT, INPUTS)
     weight = as_codes(codes, name="layers.3.mlp.down_proj").shard("in", ranges)
     said = rf"layers\.3\.mlp\.down_proj .* inputs are cut inside a group of {form.group} "
@@ -172,14 +195,36 @@ def test_what_has_no_code_for_zero_is_not_filled_up() -> None:
     require_equal(as_codes(beyond).spread("in", range(8), 12))
 
 
-def test_layers_that_are_one_are_quantized_alike() -> None:
-    plain, zeros = Form(group=32).make(4, 64), Form(group=32, zeros=True).make(4, 64)
+def test_layers_that_are_one_get_one_form() -> None:
+    """Which is exact; only minima that are made are rounded, to float32."""
+    forms = [form for form in FORMS if not form.order]
+    for first in forms:
+        for second in forms:
+            parts = [form.make(24, 128, seed) for seed, form in enumerate((first, second))]
+            weight = StackedWeight([as_codes(part) for part in parts])
+            found, read = weight.quantized(), weight.codes()
+            assert found is not None and read is not None
+            # Read in parts, of which some have outputs of one layer alone, it has the same form.
+            for rows in np.array_split(np.arange(48), 5):
+                some = read(rows)
+                require_alike(found, some)
+                expected = found.dequantize(torch.float32)[torch.from_numpy(rows)]
+                assert torch.equal(some.dequantize(torch.float32), expected)
+            expected = torch.cat([part.dequantize(torch.float32) for part in parts])
+            if first.minima == second.minima:
+                assert torch.equal(found.dequantize(torch.float32), expected)
+            else:
+                assert torch.allclose(found.dequantize(torch.float32), expected, atol=1e-6)
+
+
+def test_layers_that_are_one_need_one_order() -> None:
+    plain = Form(group=32).make(4, 64)
     ordered, other = (Form(group=32, order=True).make(4, 64, seed) for seed in (0, 1))
+    zeros = replace(ordered, zeros=torch.full((4, 2), 7, dtype=torch.uint8))
     dense = in_memory(torch.randn(4, 64), name="b")
     for parts, said in (
         ([as_codes(plain, name="a"), dense], "a [+] b .* some are quantized and some are not"),
-        ([as_codes(plain), as_codes(zeros)], "in different ways"),
-        ([as_codes(plain), as_codes(Form(group=64).make(4, 64))], "in different ways"),
+        ([as_codes(ordered), as_codes(zeros)], "in different ways"),
         ([as_codes(plain), as_codes(ordered)], "in different orders"),
         ([as_codes(ordered), as_codes(other)], "in different orders"),
     ):

@@ -171,6 +171,7 @@ def loaded(
         profile=Profile(step_bytes=0, step_us=step_us, token_us=token_us),
         needs=worker.needs,
         adapters=(),
+        kv_cache="",
         part=ServedPart("arithmetic", tuple(worker.needs.off)),
         close=lambda: None,
     )

@@ -63,6 +63,9 @@ class Draw:
             self._check_run,
             self._report,
             self._report,
+            self._timeline,
+            self._timeline,
+            self._queue_age,
             self._recovery,
             self._weight,
             self._restore,
@@ -233,6 +236,16 @@ class Draw:
         decoders = self._rng.sample(["d1", "d2", "d3"], self._rng.randrange(4))
         lease_ms = self._rng.choice(["0", "900000", "900000"])  # by the clock of Redis itself
         return "report", [self._rng.choice(["g1", "g2"]), lease_ms, *decoders]
+
+    def _timeline(self) -> Call:
+        if self._rng.random() < 0.4:
+            return "traces", ["2"]
+        due = self._rng.choice(["-1", "0", "60000"])
+        words = [word for rid in self._some(self._rids) for word in (rid, f"seen of {rid}", due)]
+        return "timeline", ["3", *words]
+
+    def _queue_age(self) -> Call:
+        return "queue_age", []
 
     def _check_run(self) -> Call:
         return "check_run", [self._rng.choice(["", "cafe"]), "900000"]

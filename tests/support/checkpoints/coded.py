@@ -12,7 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-_LAYERS = re.compile(r"(model\.layers\.\d+\.\w+\.\w+_proj)\.weight")
+_BLOCKS = r"(?:self_attn|self_attention|attention|attn|mlp|feed_forward)"
+_LAYERS = re.compile(rf"((?:\w+\.)*(?:layers|h)\.\d+\.{_BLOCKS}\.\w+)\.weight")
+_ENCODER = re.compile(r"vision|visual|tower")
 _AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 
 
@@ -134,7 +136,8 @@ def write_coded(folder: Path, dense: Path, how: Coded) -> Mapping[str, Layer]:
     tensors = load_file(dense / "model.safetensors")
     coded, layers = dict(tensors), {}
     for seed, name in enumerate(sorted(tensors)):
-        if found := _LAYERS.fullmatch(name):
+        found = _LAYERS.fullmatch(name)
+        if found and tensors[name].ndim == 2 and not _ENCODER.search(name):
             out, inputs = tensors[name].shape
             layer = Layer.draw(how, out, inputs, seed)
             layers[found[1]], tensors[name] = layer, layer.dense().float()

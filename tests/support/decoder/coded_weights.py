@@ -61,6 +61,9 @@ FORMS = [
     Form(bits=4, group=128),
     Form(bits=4, group=32, minima=True, scales=torch.float16),
     Form(minima=True),
+    Form(group=16),
+    Form(group=32, minima=True, scales=torch.float16),
+    Form(bits=4, group=16, minima=True),
     Form(bits=4, group=64, codebook=True),
     Form(bits=4, group=32, order=True, scales=torch.float16),
 ]

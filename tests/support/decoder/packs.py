@@ -11,7 +11,7 @@ from services.decoder.devices.base.adapters import LinearPlace
 from services.decoder.devices.base.experts import ExpertLayer
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.steps.attention_meta import Packed
-from shared.weights.linear_weight import CodedWeight, LinearWeight, as_codes, in_memory
+from shared.weights.linear_weight import CodedWeight, Codes, LinearWeight, as_codes, in_memory
 from shared.weights.quantized_weight import QuantizedWeight
 from tests.support.decoder.coded_weights import FORMS
 
@@ -31,9 +31,9 @@ class Asked(CodedWeight):
         super().__init__("asked", len(codes.codes), codes.inputs, None, codes.outputs_between)
         self.times = 0
 
-    def quantized(self) -> QuantizedWeight | None:
+    def codes(self) -> Codes | None:
         self.times += 1
-        return super().quantized()
+        return super().codes()
 
 
 def require_packs_ask(ops: BaseOps) -> None:

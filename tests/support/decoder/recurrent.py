@@ -24,6 +24,7 @@ from services.families import registry
 from services.families.family import Family
 from shared.checkpoint.folder import Checkpoint
 from shared.model_config.decoder import TextSizes
+from shared.weights.coded_rows import Table
 from shared.weights.linear_weight import in_memory
 
 RECURRENT, ATTENTION = "recurrent", "attention"
@@ -60,7 +61,7 @@ class RecurrentDecoder(DecoderModel):
             for layer in layers
         ]
         self._ops, self._layers = ops, layers
-        self._table: Tensor
+        self._table: Table
         self._norm: Tensor
         self._head: Packed
 

@@ -27,3 +27,5 @@ class DecoderLayer:
     mlp_norm: Tensor | None = None  # of what the MLP gives; either both or none
     # Of all heads together: weights [num_q * size] and [num_kv * size].
     row_norms: HeadNorms | None = None
+    # See `KVSpec.kept`.
+    kept: tuple[tuple[int, ...], ...] = ()

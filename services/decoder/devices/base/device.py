@@ -17,6 +17,7 @@ from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.staging import Array, Download, Event, Staging
 from services.decoder.sampling.logits_processors.token_masks import TokenMatcher
 from services.decoder.sampling.sampler import Sampler
+from shared import kv_cache_dtype
 from shared.checkpoint.folder import Checkpoint
 from shared.devices import require_dtype
 from shared.errors import InvalidRequest, ServingError
@@ -211,9 +212,16 @@ class Device(ABC):
 
     def require_scheme(self, name: str) -> None:
         """Raises InvalidRequest unless `--quantization` may say this here."""
-        if name != scheme.NONE:
+        if scheme.makes_codes(name):
             raise scheme.refused(
                 name, f"on {self.name} no kernels multiply with codes; leave the flag away"
+            )
+
+    def require_kv_cache(self, name: str) -> None:
+        """Raises InvalidRequest unless `--kv-cache-dtype` may say this here."""
+        if name != kv_cache_dtype.AUTO:
+            raise kv_cache_dtype.refused(
+                name, f"on {self.name} nothing attends to codes; leave the flag away"
             )
 
     # Errors

@@ -5,7 +5,7 @@ can do better; a fused op it leaves alone is made of the small ones here.
 """
 
 from collections.abc import Iterable, Sequence
-from enum import Enum, auto
+from functools import partial
 from typing import final
 
 import torch
@@ -22,6 +22,7 @@ from services.decoder.devices.base.experts import (
     one_by_one,
 )
 from services.decoder.devices.base.hidden_keys import hidden_keys
+from services.decoder.devices.base.use import Use
 from services.decoder.ranks.rank_group import RankGroup
 from services.decoder.ranks.share import Share
 from services.decoder.steps.attention_meta import (
@@ -33,22 +34,12 @@ from services.decoder.steps.attention_meta import (
     PagedKV,
 )
 from services.decoder.steps.slot_state import LayerState, StateTensor
-from shared.weights.linear_weight import LinearWeight
+from shared.weights.coded_rows import CodedRows, Table
+from shared.weights.linear_weight import Codes, LinearWeight
 from shared.weights.on_the_fly import quantize
-from shared.weights.quantized_weight import QuantizedWeight
 from shared.weights.scheme import HEAD, Scheme
 
 _NO_SEGMENTS = LayerSegments((), ())
-
-
-class Use(Enum):
-    """Which operation a packed linear layer is for."""
-
-    LINEAR = auto()
-    GATE_UP = auto()
-    GELU = auto()
-    HEAD = auto()
-    UNCHANGED = auto()  # stays as it is stored
 
 
 class BaseOps:
@@ -63,8 +54,13 @@ class BaseOps:
     ranks: RankGroup | None = None
     # How weights that are stored as numbers are quantized when they are packed; None: not at all.
     scheme: Scheme | None = None
-    # Layers that were packed as codes, and what they take.
+    # Whether weights that are stored as codes are packed as codes, or as the numbers that these stand for.
+    keeps_codes = True
+    # Whether the cache of tokens has codes of 8 bits, for devices that attend to such (`Device.require_kv_cache`).
+    codes_cache = False
+    # Layers that were packed as codes, how many weights they have, and what they take.
     coded_layers = 0
+    coded_weights = 0
     coded_bytes = 0
 
     def __init__(self, device: torch.device, dtype: torch.dtype, block_size: int = 16) -> None:
@@ -124,15 +120,19 @@ class BaseOps:
     @final
     def _pack(self, weight: LinearWeight, use: Use) -> Packed:
         """Every `pack` comes here: codes as the device has them, else their numbers."""
-        codes = weight.quantized()
+        codes = weight.codes() if self.keeps_codes else None
         if codes is None and self.scheme is not None and use is not Use.UNCHANGED:
-            codes = quantize(weight, HEAD if use is Use.HEAD else self.scheme)
+            codes = partial(quantize, weight, HEAD if use is Use.HEAD else self.scheme)
         if codes is None:
-            return self._pack_dense(weight.dense(self.dtype), weight.bias, use)
-        packed = self._pack_codes(codes, weight.bias, use)
+            return self._pack_numbers(weight, use)
+        packed = self._pack_codes(weight, codes, use)
         if packed is None:
-            packed = self._pack_dense(codes.dequantize(self.dtype), weight.bias, use)
+            packed = self._pack_dense(codes(None).dequantize(self.dtype), weight.bias, use)
         return packed
+
+    def _pack_numbers(self, weight: LinearWeight, use: Use) -> Packed:
+        """Of a weight that is not quantized."""
+        return self._pack_dense(weight.dense(self.dtype), weight.bias, use)
 
     def _pack_dense(self, weight: Tensor, bias: Tensor | None, use: Use) -> Packed:
         """[out, in] of the ops' type, and a bias [out] of any. Neither is kept, nor written to."""
@@ -141,8 +141,9 @@ class BaseOps:
             None if bias is None else bias.to(self.device, self.dtype, copy=True),
         )
 
-    def _pack_codes(self, weight: QuantizedWeight, bias: Tensor | None, use: Use) -> Packed | None:
-        """For a device that multiplies by codes; None for those of which it multiplies by numbers."""
+    def _pack_codes(self, weight: LinearWeight, codes: Codes, use: Use) -> Packed | None:
+        """For a device that multiplies by codes; None for those of which it multiplies by numbers. codes: of `weight`,
+        read when they are packed, a few outputs at a time."""
         return None
 
     def linear_float32(self, x: Tensor, packed: Packed) -> Tensor:
@@ -190,12 +191,17 @@ class BaseOps:
 
     # Small ops
 
-    def embedding_table(self, table: Tensor) -> Tensor:
-        """Takes over the token embedding [vocabulary, H]: on the device, rows as they are."""
+    def embedding_table(self, table: Table) -> Table:
+        """Takes over the token embedding [vocabulary, H]: on the device, rows as they are; codes stay codes where that
+        is this machine's memory."""
+        if isinstance(table, CodedRows):
+            return table if self.device.type == "cpu" else table.dense(self.dtype).to(self.device)
         return table.to(self.device)
 
-    def embedding(self, ids: Tensor, table: Tensor) -> Tensor:
+    def embedding(self, ids: Tensor, table: Table) -> Tensor:
         """Rows [T, H] of what `embedding_table` returned, in the model's type."""
+        if isinstance(table, CodedRows):
+            return table.rows(ids).to(self.dtype)
         return F.embedding(ids, table).to(self.device, self.dtype)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -26,15 +26,18 @@ def rows_are_equal(ops: BaseOps) -> bool:
     """True if linear layers and attention give equal rows in batches of several sizes. Where some layers are codes,
     those of every form are tried."""
     generator = torch.Generator().manual_seed(0)
-    counted = ops.coded_layers, ops.coded_bytes  # of the model, not of what is tried
+    # Of the model, not of what is tried.
+    counted = ops.coded_layers, ops.coded_weights, ops.coded_bytes
     with torch.inference_mode():
         linear = all(
             _linear_holds(ops, generator, weight)
             for sizes in _SIZES
             for weight in _weights(ops, generator, *sizes)
         )
-        ops.coded_layers, ops.coded_bytes = counted
-        return linear and _attention_holds(ops, generator)
+        ops.coded_layers, ops.coded_weights, ops.coded_bytes = counted
+        return linear and all(
+            _attention_holds(ops, generator, coded) for coded in {False, ops.codes_cache}
+        )
 
 
 def _weights(
@@ -59,11 +62,11 @@ def _linear_holds(ops: BaseOps, generator: torch.Generator, weight: LinearWeight
     return all(torch.equal(ops.linear(x[:rows].clone(), packed), whole[:rows]) for rows in _ROWS)
 
 
-def _attention_holds(ops: BaseOps, generator: torch.Generator) -> bool:
+def _attention_holds(ops: BaseOps, generator: torch.Generator, coded: bool) -> bool:
     """Runs one sequence whole, in chunks, and its last token alone."""
     num_q, num_kv, size = _HEADS
     blocks = -(-_KEYS // ops.block_size)
-    kv = ops.alloc_kv(KVSpec(num_kv, size, size, ops.dtype), blocks + 1)
+    kv = ops.alloc_kv(KVSpec(num_kv, size, size, ops.dtype, coded=coded), blocks + 1)
     draw = [torch.randn(_KEYS, n, size, generator=generator) for n in (num_q, num_kv, num_kv)]
     q, k, v = (x.to(ops.device, ops.dtype) for x in draw)
     table = torch.arange(1, blocks + 1, dtype=torch.int32).to(ops.device)[None]

@@ -167,32 +167,11 @@ class _Rows:
 
     def __init__(self, members: Sequence[Tensor], count: int) -> None:
         of_segments = [rows.numpy() for rows in members]
-        of_rows: list[list[tuple[int, int]]] = [[] for _ in range(count)]
-        for segment, rows in enumerate(of_segments):
-            for place, row in enumerate(rows.tolist()):
-                of_rows[row].append((segment, place))
-        patterns: dict[tuple[int, ...], int] = {}
-        pattern = [
-            patterns.setdefault(tuple(segment for segment, _ in entries), len(patterns))
-            for entries in of_rows
-        ]
-        flat = [entry for entries in of_rows for entry in entries]
-        self._kept = (
-            _starts(of_segments),
-            np.concatenate(of_segments),
-            _starts(of_rows),
-            np.array([segment for segment, _ in flat], np.int32),
-            np.array([place for _, place in flat], np.int32),
-            np.array(pattern, np.int32),
-        )
+        starts: Longs = np.cumsum([0, *map(len, of_segments)], dtype=np.int64)
+        self._kept = (starts, np.concatenate(of_segments))
         self.call = binding.Segments(
             count, len(members), *(array.ctypes.data for array in self._kept)
         )
-
-
-def _starts(parts: Sequence[Any]) -> Longs:
-    found: Longs = np.cumsum([0, *map(len, parts)], dtype=np.int64)
-    return found
 
 
 def _records(additions: Sequence[Addition]) -> Sequence[Records]:

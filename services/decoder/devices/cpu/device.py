@@ -17,7 +17,7 @@ from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.staging import Array, Download
 from services.decoder.devices.cpu.ops import CpuOps
 from services.decoder.devices.cpu.torch_ops import TorchCpuOps
-from shared import numerics, processors
+from shared import kv_cache_dtype, numerics, processors
 from shared.cpu_kernels import binding
 from shared.cpu_kernels.packed_linear import TYPES
 from shared.torch_device import torch_arithmetic
@@ -69,8 +69,16 @@ class CpuDevice(Device):
 
     def require_scheme(self, name: str) -> None:
         """Any, where the kernels compute."""
-        if name != scheme.NONE and not isinstance(self.ops, CpuOps):
+        if scheme.makes_codes(name) and not isinstance(self.ops, CpuOps):
             raise scheme.refused(
+                name,
+                "the CPU kernels are needed, and torch does their work here; install a C++ compiler",
+            )
+
+    def require_kv_cache(self, name: str) -> None:
+        """Any, where the kernels compute."""
+        if name != kv_cache_dtype.AUTO and not isinstance(self.ops, CpuOps):
+            raise kv_cache_dtype.refused(
                 name,
                 "the CPU kernels are needed, and torch does their work here; install a C++ compiler",
             )

@@ -2,7 +2,8 @@
 and in bfloat16: each kernel adds up in an order that depends on the row alone.
 
 The cache is [blocks, kv heads, pages, 2, 16 * D]: pages of 16 tokens, keys first, in the order in
-which the kernels read them (`cpu_kernels/attention.h`), D padded to whole vectors with zeros.
+which the kernels read them (`cpu_kernels/attention.h`), D padded to whole vectors with zeros. Codes are in pages of
+bytes (`coded_cache.py`).
 """
 
 import ctypes
@@ -21,8 +22,10 @@ from services.decoder.devices.base.adapters import (
     Segment,
 )
 from services.decoder.devices.base.decoder_layer import DecoderLayer
-from services.decoder.devices.base.ops import BaseOps, Use
+from services.decoder.devices.base.ops import BaseOps
+from services.decoder.devices.base.use import Use
 from services.decoder.devices.cpu import additions
+from services.decoder.devices.cpu.coded_cache import BlockBytes, kept_memory
 from services.decoder.devices.cpu.layer import LayerCall, make_call, make_step
 from services.decoder.devices.cpu.tasks import find_chunk_tasks, find_tasks
 from services.decoder.steps.attention_meta import (
@@ -38,8 +41,7 @@ from shared.cpu_kernels.binding import Kernels
 from shared.cpu_kernels.host_memory import zeros_in_huge_pages
 from shared.cpu_kernels.packed_linear import TYPES, PackedLinear
 from shared.cpu_kernels.shortlist import Shortlist
-from shared.weights.linear_weight import LinearWeight
-from shared.weights.quantized_weight import QuantizedWeight
+from shared.weights.linear_weight import Codes, LinearWeight
 from shared.weights.scheme import HEAD
 
 log = structlog.get_logger(__name__)
@@ -90,14 +92,37 @@ class CpuOps(BaseOps):
             log.info("sketch of the output matrix", mb=sketch.num_bytes >> 20)
         return _PackedPanels(layer.panels, layer.bias, layer, sketch)
 
-    def _pack_codes(self, weight: QuantizedWeight, bias: Tensor | None, use: Use) -> Packed | None:
-        """In panels of outputs, too; see `cpu_kernels/quantized_linear.h`. An output matrix has no sketch: it is as
-        small as one."""
-        if not quantized_linear.can_pack(weight):
-            return None
+    def _pack_numbers(self, weight: LinearWeight, use: Use) -> Packed:
+        """A few panels at a time; of an output matrix, which has a sketch, all at once."""
+        if use is Use.HEAD and weight.bias is None:
+            return super()._pack_numbers(weight, use)
+        layer = packed_linear.pack_parts(
+            self._kernels,
+            lambda rows: weight.select(rows, None, self.dtype),
+            (weight.out, weight.inputs),
+            self.dtype,
+            weight.bias,
+            _EPILOGUES[use],
+        )
+        return _PackedPanels(layer.panels, layer.bias, layer)
+
+    def _pack_codes(self, weight: LinearWeight, codes: Codes, use: Use) -> Packed | None:
+        """In panels of outputs, too, a few at a time; see `cpu_kernels/quantized_linear.h`. An output matrix has no
+        sketch: it is as small as one."""
         digits = self.scheme.digits if self.scheme and use is not Use.HEAD else HEAD.digits
-        layer = quantized_linear.pack(self._kernels, weight, bias, _EPILOGUES[use], digits=digits)
+        layer = quantized_linear.pack_parts(
+            self._kernels,
+            codes,
+            weight.out,
+            weight.inputs,
+            weight.bias,
+            _EPILOGUES[use],
+            digits=digits,
+        )
+        if layer is None:
+            return None
         self.coded_layers += 1
+        self.coded_weights += weight.out * weight.inputs
         self.coded_bytes += layer.num_bytes
         return _PackedPanels(layer.panels, layer.bias, layer)
 
@@ -211,11 +236,18 @@ class CpuOps(BaseOps):
 
     def block_bytes(self, spec: KVSpec) -> int:
         """With heads padded to whole vectors."""
-        return 2 * self.block_size * spec.num_kv_heads * self._padded(spec) * spec.dtype.itemsize
+        pages = spec.num_kv_heads * self.block_size // self._kernels.page
+        if spec.coded:
+            return pages * self._page_bytes(spec)
+        return pages * 2 * self._kernels.page * self._padded(spec) * spec.dtype.itemsize
 
     def _padded(self, spec: KVSpec) -> int:
         lanes = self._kernels.lanes
         return -(-spec.size // lanes) * lanes
+
+    def _page_bytes(self, spec: KVSpec) -> int:
+        kept = max(map(len, spec.kept), default=0)
+        return self._kernels.coded_page_bytes(self._type, self._padded(spec), kept)
 
     def alloc_kv(self, spec: KVSpec, num_blocks: int) -> PagedKV:
         """Memory of its own, in huge pages."""
@@ -228,9 +260,20 @@ class CpuOps(BaseOps):
     def _alloc(self, spec: KVSpec, num_blocks: int, touch: bool) -> PagedKV:
         page, heads, size = self._kernels.page, spec.num_kv_heads, self._padded(spec)
         pages = self.block_size // page
-        both = zeros_in_huge_pages((num_blocks, heads, pages, 2, page * size), spec.dtype, touch)
-        cache = binding.Cache(both.data_ptr(), pages, heads, size, spec.size)
-        return _CpuKV(both[..., 0, :], both[..., 1, :], both, spec.size, ctypes.byref(cache))
+        if not spec.coded:
+            both = zeros_in_huge_pages(
+                (num_blocks, heads, pages, 2, page * size), spec.dtype, touch
+            )
+            call = binding.Cache(both.data_ptr(), pages, heads, size, spec.size, None, 0, 0)
+            return _CpuKV(both[..., 0, :], both[..., 1, :], spec, ctypes.byref(call))
+        shape = (num_blocks, heads, pages, self._page_bytes(spec))
+        raw, kept = zeros_in_huge_pages(shape, torch.uint8, touch), kept_memory(spec)
+        call = binding.Cache(
+            raw.data_ptr(), pages, heads, size, spec.size, kept.data_ptr(), kept.shape[1], 1
+        )
+        # Scales and what is kept beside codes lie behind values.
+        codes = page * size
+        return _CpuKV(raw[..., :codes], raw[..., codes:], spec, ctypes.byref(call), raw, kept)
 
     def qkv_rope_write(
         self,
@@ -267,15 +310,21 @@ class CpuOps(BaseOps):
     def scrub(self, kv: PagedKV, slots: Tensor) -> None:
         """Zeroes single tokens of the cache."""
         own = _own(kv)
-        zeros = torch.zeros((len(slots), own.both.shape[1], own.size), dtype=own.both.dtype)
+        zeros = torch.zeros((len(slots), own.spec.num_kv_heads, own.spec.size), dtype=self.dtype)
         self._copy(self._kernels.kv_write, zeros, zeros, kv, slots)
 
     def export_block(self, kv: PagedKV, block: int) -> tuple[Tensor, Tensor]:
-        """One block in the canonical layout (token of the block, kv head, element)."""
+        """One block in the canonical layout (token of the block, kv head, element); codes as bytes, see
+        `BlockBytes`."""
+        if (own := _own(kv)).raw is not None:
+            return self._bytes(own, block).read()
         return self._read(kv, self._slots(block))
 
     def import_block(self, kv: PagedKV, block: int, k: Tensor, v: Tensor) -> None:
         """Writes one block given in the canonical layout."""
+        if (own := _own(kv)).raw is not None:
+            self._bytes(own, block).write(k, v)
+            return
         self._copy(self._kernels.kv_write, k.contiguous(), v.contiguous(), kv, self._slots(block))
 
     def gather(self, kv: PagedKV, table: Tensor, length: int) -> tuple[Tensor, Tensor]:
@@ -284,13 +333,19 @@ class CpuOps(BaseOps):
         blocks = table[places // self.block_size].long()
         return self._read(kv, blocks * self.block_size + places % self.block_size)
 
+    def _bytes(self, kv: "_CpuKV", block: int) -> BlockBytes:
+        assert kv.raw is not None and kv.kept is not None
+        size, padded, page = kv.spec.size, self._padded(kv.spec), self._kernels.page
+        kept = kv.kept.shape[1]
+        return BlockBytes(kv.raw[block], size, padded, kept, page, self.dtype.itemsize)
+
     def _slots(self, block: int) -> Tensor:
         return torch.arange(block * self.block_size, (block + 1) * self.block_size)
 
     def _read(self, kv: PagedKV, slots: Tensor) -> tuple[Tensor, Tensor]:
         own = _own(kv)
-        shape = (len(slots), own.both.shape[1], own.size)
-        k, v = (torch.empty(shape, dtype=own.both.dtype) for _ in range(2))
+        shape = (len(slots), own.spec.num_kv_heads, own.spec.size)
+        k, v = (torch.empty(shape, dtype=self.dtype) for _ in range(2))
         self._copy(self._kernels.kv_read, k, v, kv, slots)
         return k, v
 
@@ -377,7 +432,7 @@ class CpuOps(BaseOps):
         out = torch.empty((tokens, num_q, size), dtype=q.dtype)
         if tokens > meta.cu_q[-1]:
             out[meta.cu_q[-1] :] = 0
-        share, table = num_q // own.both.shape[1], meta.block_table
+        share, table = num_q // own.spec.num_kv_heads, meta.block_table
         tasks = find_tasks(meta, share)
         if chunk is not None:
             tasks, table = find_chunk_tasks(meta, share, chunk, self.block_size)
@@ -412,11 +467,13 @@ class _PackedPanels(Packed):
 
 @dataclass(frozen=True)
 class _CpuKV(PagedKV):
-    """Keys and values as the halves of `both` [blocks, kv heads, pages, 2, 16 * padded D]."""
+    """Keys and values [blocks, kv heads, pages, 16 * padded D]; `raw`: of codes the bytes of all pages, `kept` as in
+    `kept_memory`; `cache`: all of it, as called."""
 
-    both: Tensor
-    size: int  # D
+    spec: KVSpec
     cache: "ctypes._CArgObject"
+    raw: Tensor | None = None
+    kept: Tensor | None = None
 
 
 def _panels(packed: Packed) -> PackedLinear:

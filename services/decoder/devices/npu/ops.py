@@ -15,7 +15,8 @@ from torch import Tensor
 
 from services.decoder.devices.base.adapters import Addition, LinearPlace
 from services.decoder.devices.base.experts import ExpertLayer, PackedExperts, Router
-from services.decoder.devices.base.ops import BaseOps, Use
+from services.decoder.devices.base.ops import BaseOps
+from services.decoder.devices.base.use import Use
 from services.decoder.devices.npu import fused_attention, grouped_experts, tiled_weights, trials
 from services.decoder.devices.npu.attention_call import attention_calls
 from services.decoder.devices.npu.forms import (
@@ -37,6 +38,7 @@ from services.decoder.devices.npu.telling_experts import experts_error, routing_
 from services.decoder.devices.npu.telling_rows import write_error
 from services.decoder.steps.attention_meta import AttnMeta, KVSpec, Packed, PagedKV
 from shared.ascend import atb_fault
+from shared.weights.coded_rows import CodedRows, Table
 from shared.weights.linear_weight import LinearWeight
 
 _WIDEST_ROTATION = 896  # elements of a head, from which on the operator refuses
@@ -110,9 +112,10 @@ class NpuOps(BaseOps):
         values = logits.amax(-1)
         return (logits == values[:, None]).float().argmax(-1), values
 
-    def embedding_table(self, table: Tensor) -> Tensor:
+    def embedding_table(self, table: Table) -> Tensor:
         """In the model's type, so that rows need no conversion."""
-        return table.to(self.dtype).to(self.device)
+        numbers = table.dense(self.dtype) if isinstance(table, CodedRows) else table.to(self.dtype)
+        return numbers.to(self.device)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """[rows, H]."""

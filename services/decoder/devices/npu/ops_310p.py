@@ -10,7 +10,8 @@ import torch
 import torch_npu
 from torch import Tensor
 
-from services.decoder.devices.base.ops import BaseOps, Use
+from services.decoder.devices.base.ops import BaseOps
+from services.decoder.devices.base.use import Use
 from services.decoder.devices.npu import tiled_attention, tiled_weights
 from services.decoder.devices.npu.forms import Form, Heads
 from services.decoder.devices.npu.fused_attention import padded_size

@@ -12,8 +12,10 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 from services.decoder.devices.base.ops import BaseOps
+from services.decoder.models.kept_keys import LARGE_BIAS, Kept, kept_elements
 from services.decoder.models.layer_spec import Paged
 from services.decoder.steps.attention_meta import AttnMeta, PagedKV
+from shared import kv_cache_dtype
 
 NAME = "tessera"  # as an attention implementation of transformers
 
@@ -28,9 +30,11 @@ class FirstLayersOnly(Exception):
 
 @dataclass(frozen=True)
 class LayerCall:
-    """What one layer hands over: q [heads, T, K], k [KV heads, T, K], v [KV heads, T, V], and how to attend."""
+    """What one layer hands over: q [heads, T, K], k [KV heads, T, K], v [KV heads, T, V], and how to attend.
+    module: its attention."""
 
     layer: int
+    module: torch.nn.Module
     q: Tensor
     k: Tensor
     v: Tensor
@@ -104,9 +108,10 @@ def _widened(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 @dataclass
 class LayerRecord:
-    """Attends to nothing; remembers what each call of a layer keeps, in the order of the calls."""
+    """Attends to nothing; remembers what each call of a layer keeps, in the order of the calls. coded: as codes."""
 
     dtype: torch.dtype
+    coded: bool = False
     layers: list[Paged] = field(default_factory=list)
 
     def __call__(self, call: LayerCall) -> Tensor:
@@ -115,8 +120,39 @@ class LayerRecord:
             raise NotServed(f"layer {call.layer} masks its attention by itself")
         heads, tokens, _ = call.k.shape
         size = max(call.k.shape[-1], call.v.shape[-1])
-        self.layers.append(Paged(heads, size, size, self.dtype, call.window, call.chunk))
+        kept = _kept(call, heads) if self.coded else ()
+        self.layers.append(
+            Paged(
+                heads,
+                size,
+                size,
+                self.dtype,
+                call.window,
+                call.chunk,
+                coded=self.coded,
+                kept=kept,
+            )
+        )
         return call.v.new_zeros((tokens, call.q.shape[0], call.v.shape[-1]))
+
+
+def _kept(call: LayerCall, heads: int) -> Kept:
+    """What is kept of the layer's keys beside their codes, however its class rotates them. Raises InvalidRequest for
+    large biases of which nothing says whether they are the keys'."""
+    found = getattr(call.module, "k_proj", None)
+    if found is not None:
+        bias = getattr(found, "bias", None)
+        whole = bias is not None and bias.numel() == heads * call.k.shape[-1]
+        return kept_elements(bias if whole else None, heads, ("half", "next"))
+    for name, part in call.module.named_modules():
+        bias = getattr(part, "bias", None)
+        if isinstance(bias, Tensor) and bias.numel() and bias.abs().max() > LARGE_BIAS:
+            raise kv_cache_dtype.refused(
+                kv_cache_dtype.INT8,
+                f"{name} of layer {call.layer} has biases above {LARGE_BIAS:g}, which may be those of keys; leave the"
+                " flag away",
+            )
+    return ()
 
 
 def _attend(
@@ -145,6 +181,7 @@ def _attend(
     window, chunk = _reach(module, layer, sliding_window)
     call = LayerCall(
         layer,
+        module,
         query[0],
         key[0],
         value[0],

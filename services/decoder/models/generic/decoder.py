@@ -186,7 +186,7 @@ class GenericDecoder(DecoderModel):
 
     def _record(self) -> list[Paged]:
         """What each call of attention keeps: from a forward that attends to nothing."""
-        record = LayerRecord(self._ops.dtype)
+        record = LayerRecord(self._ops.dtype, self._ops.codes_cache)
         ids = torch.zeros(_TRIAL, dtype=torch.int64, device=self._ops.device)
         with answering(record):
             positions = torch.arange(_TRIAL, device=self._ops.device)[None]

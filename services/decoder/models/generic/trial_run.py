@@ -1,6 +1,7 @@
 """Steps over some prompts with a cache of their own, before there is a worker."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -30,7 +31,11 @@ class TrialRun:
         width = -(-max(map(len, prompts)) // ops.block_size)
         count = len(prompts) * width
         self._tables = np.arange(count, 0, -1, dtype=np.int32).reshape(width, len(prompts)).T.copy()
-        self._caches = [ops.alloc_kv(layer, count + 1) for layer in paged_layers(decoder.layers)]
+        # Numbers, not codes: what is compared is whether it is the same model.
+        self._caches = [
+            ops.alloc_kv(replace(layer, coded=False, kept=()), count + 1)
+            for layer in paged_layers(decoder.layers)
+        ]
         # Of each step, which tokens of the batch are the first prompt's.
         self.first: list[slice] = []
 

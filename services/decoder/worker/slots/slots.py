@@ -100,7 +100,9 @@ class SlotTable:
         self.known[slot] = True
         self.computed[slot] = ANY_START
         self.choice[slot] = sequence.choice
-        self.names[slot] = names(sequence.request_id, sequence.client_request_id)
+        self.names[slot] = names(
+            sequence.request_id, sequence.client_request_id, sequence.traceparent
+        )
         self.root_name[slot] = sequence.root_name
         self.prompt_len[slot] = self.length[slot] = 0
         self.adapter[slot] = self._number_of(sequence.lora_id)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from services.gateway.admission.api_keys import BEARER
 from services.gateway.api.error_object import error_reply
 from services.gateway.api.parts import Api, Parts
+from services.gateway.api.tessera.front_end import FrontEnd
 from services.gateway.api.tessera.grpc_adapters import AdapterServicer
 from services.gateway.api.tessera.grpc_chat import ChatServicer
 from services.gateway.api.tessera.grpc_vectors import VectorServicer
@@ -33,24 +34,28 @@ _VECTORS = vectors_pb2.DESCRIPTOR.services_by_name["VectorService"].full_name
 
 
 class TesseraEndpoint:
-    """Requests that exist, health, load, metrics, version, and the page for people."""
+    """Requests that exist, health, load, metrics, version, the state of the system, and the pages for people."""
 
-    roots = ("/v1/requests", "/health")
+    roots = ("/v1/requests", "/v1/system", "/health", "/page")
     key_headers = (BEARER,)
 
-    def __init__(self, requests: Requests, information: Information) -> None:
+    def __init__(self, requests: Requests, information: Information, pages: FrontEnd) -> None:
         ready, live = information.ready, information.live
         self.routes: Sequence[Route] = (
             Route("GET", "/v1/requests/*", requests.state, query=_USER),
             Route("DELETE", "/v1/requests/*", requests.cancel, query=_USER),
+            Route("GET", "/v1/requests/*/timeline", requests.timeline, query=_USER),
             Route("GET", "/v1/requests/*/stream", requests.stream, query={**_USER, **_AFTER}),
             Route("GET", "/health", ready, needs_key=False, is_probe=True),
             Route("GET", "/health/ready", ready, needs_key=False, is_probe=True),
             Route("GET", "/health/live", live, needs_key=False, is_probe=True),
             Route("GET", "/ping", ready, needs_key=False, is_probe=True),
             Route("POST", "/ping", ready, needs_key=False, is_probe=True),
-            # Scrapers and the page itself carry no key.
-            Route("GET", "/", information.page, needs_key=False),
+            Route("GET", "/v1/system", information.system),
+            # Scrapers and the pages themselves carry no key.
+            Route("GET", "/", pages.chat, needs_key=False),
+            Route("GET", "/system", pages.system, needs_key=False),
+            Route("GET", "/page/**", pages.part, needs_key=False),
             Route("GET", "/load", information.load, needs_key=False),
             Route("GET", "/metrics", information.metrics, needs_key=False),
             Route("GET", "/version", information.version, needs_key=False),
@@ -63,10 +68,17 @@ class TesseraEndpoint:
 
 def _endpoint(parts: Parts) -> TesseraEndpoint:
     follower = parts.follower
-    return TesseraEndpoint(
-        Requests(parts.resumption, parts.reply_forms.make_writer),
-        Information(parts.health, parts.metrics, parts.reporter, lambda: len(follower)),
+    information = Information(
+        parts.health,
+        parts.metrics,
+        parts.reporter,
+        lambda: len(follower),
+        parts.system_state,
+        parts.model,
+        parts.body_limits.most_bytes,
     )
+    requests = Requests(parts.resumption, parts.timelines, parts.reply_forms.make_writer)
+    return TesseraEndpoint(requests, information, FrontEnd())
 
 
 def _add_grpc(server: RpcServer, parts: Parts) -> None:

@@ -1,19 +1,18 @@
-"""What operators, balancers and people ask: health, load, metrics, version, and a page."""
+"""What operators and balancers ask: health, load, metrics, version, and the state of the system."""
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from services.gateway.admission.caller import Caller
-from services.gateway.api.tessera.page import Page
 from services.gateway.health import Health
 from services.gateway.http.exchange import Exchange
+from services.gateway.model.served_model import ServedModel
 from services.gateway.release import release
 from services.gateway.telemetry.metrics import Metrics
 from services.gateway.telemetry.reporter import Reporter
+from services.gateway.telemetry.system_state import SystemState
 
-_PAGE = Path(__file__).with_name("page.html")
 _PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -26,18 +25,19 @@ class Information:
         metrics: Metrics,
         reporter: Reporter,
         open_answers: Callable[[], int],
+        state: SystemState,
+        model: ServedModel,
+        most_body_bytes: int,
     ) -> None:
         """`open_answers` counts those that this gateway is giving."""
         self._health = health
         self._metrics = metrics
         self._reporter = reporter
         self._open_answers = open_answers
-        self._page = Page(_PAGE)
         self._version = release()
-
-    async def page(self, exchange: Exchange, caller: Caller) -> None:
-        """GET /: a page to try the model on."""
-        await self._page.send(exchange)
+        self._state = state
+        self._model = model
+        self._most_body_bytes = most_body_bytes
 
     async def live(self, exchange: Exchange, caller: Caller) -> None:
         """GET /health/live: this process answers."""
@@ -57,8 +57,26 @@ class Information:
         """GET /metrics: those of the server, in the form of Prometheus. While Redis is away the schedulers' load is the
         last one known.
         """
-        await self._reporter.look()
-        await exchange.respond(200, self._metrics.text(), _PROMETHEUS)
+        await exchange.respond(200, await self._reporter.page(self._metrics), _PROMETHEUS)
+
+    async def system(self, exchange: Exchange, caller: Caller) -> None:
+        """GET /v1/system: the services that are alive, their load, what waits, and the latest errors of this gateway.
+        Raises Unavailable while Redis is away.
+        """
+        content = {
+            "object": "system",
+            "model": self._model.name,
+            "version": self._version,
+            "missing": self._health.missing(),
+            "takes": list(self._model.takes),
+            "limits": {
+                "max_body_bytes": self._most_body_bytes,
+                "max_model_len": self._model.max_model_len,
+            },
+            "open_answers": self._open_answers(),
+            **await self._state.now(),
+        }
+        await _json(exchange, content)
 
     async def version(self, exchange: Exchange, caller: Caller) -> None:
         """GET /version: which release the server is."""

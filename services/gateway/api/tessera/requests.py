@@ -1,4 +1,6 @@
-"""/v1/requests/{id}: the state of a request, the rest of its stream, and its cancellation."""
+"""/v1/requests/{id}: the state of a request, its timeline, the rest of its stream, and its cancellation."""
+
+import msgspec
 
 from services.gateway.admission.caller import Caller, tenant_of
 from services.gateway.admission.resume import Resumption
@@ -6,15 +8,19 @@ from services.gateway.api.tessera.request_status import status_body
 from services.gateway.http.endpoint import MakeWriter
 from services.gateway.http.exchange import Exchange
 from services.gateway.http.streams import write_stream
-from shared.errors import InvalidRequest
+from services.gateway.telemetry.request_timelines import RequestTimelines
+from shared.errors import InvalidRequest, NotFound
 
 
 class Requests:
     """The handlers for requests that exist. Another tenant's are not found."""
 
-    def __init__(self, resumption: Resumption, make_writer: MakeWriter) -> None:
+    def __init__(
+        self, resumption: Resumption, timelines: RequestTimelines, make_writer: MakeWriter
+    ) -> None:
         """`make_writer` gives the writer of the form that an answer's request came in by."""
         self._resumption = resumption
+        self._timelines = timelines
         self._make_writer = make_writer
 
     async def state(self, exchange: Exchange, caller: Caller) -> None:
@@ -26,6 +32,18 @@ class Requests:
         """DELETE /v1/requests/{id}: cancels a request."""
         state = await self._resumption.cancel(_name(exchange), _tenant(exchange, caller))
         await exchange.respond(200, status_body(state))
+
+    async def timeline(self, exchange: Exchange, caller: Caller) -> None:
+        """GET /v1/requests/{id}/timeline: where a request's time went, in all services."""
+        state = await self._resumption.find(_name(exchange), _tenant(exchange, caller))
+        found = await self._timelines.of(state.head.request_id)
+        if found is None:
+            raise NotFound(
+                "REQUEST_NOT_FOUND",
+                "the request has just been forgotten: answers are kept for ten minutes after their end",
+                field="request_id",
+            )
+        await exchange.respond(200, msgspec.json.encode(found))
 
     async def stream(self, exchange: Exchange, caller: Caller) -> None:
         """GET /v1/requests/{id}/stream: the events after `after` or `Last-Event-ID`."""
@@ -44,7 +62,11 @@ class Requests:
 
 
 def _name(exchange: Exchange) -> str:
-    return exchange.path.removeprefix("/v1/requests/").removesuffix("/stream")
+    return (
+        exchange.path.removeprefix("/v1/requests/")
+        .removesuffix("/stream")
+        .removesuffix("/timeline")
+    )
 
 
 def _tenant(exchange: Exchange, caller: Caller) -> str:

@@ -82,6 +82,10 @@ class TowerOps:
     def pack(self, weight: LinearWeight, activation: str = "", gated: bool = False) -> Packed:
         """Takes over a layer's weight and bias, and what follows it. Of one that is gated the first half of the outputs
         is the gate; `StackedWeight` makes one layer of several that see the same rows."""
+        return self._pack_weight(weight, activation, gated)
+
+    def _pack_weight(self, weight: LinearWeight, activation: str, gated: bool) -> Packed:
+        """`pack`, for devices that read the weight in parts."""
         dense, bias = weight.dense(self.dtype), weight.bias
         bias = None if bias is None else bias.to(self.dtype)
         return self._pack_dense(dense, bias, activation, gated)

@@ -19,6 +19,7 @@ from services.vision_encoder.devices.base.ops import (
 from shared.cpu_kernels import binding, packed_linear
 from shared.cpu_kernels.binding import Kernels
 from shared.cpu_kernels.packed_linear import TYPES, PackedLinear
+from shared.weights.linear_weight import LinearWeight
 
 # Queries that one attention task handles: whole groups by vectors (12 rows) and by tiles (32).
 _TASK_QUERIES = 96
@@ -89,14 +90,20 @@ class KernelOps(TowerOps):
         """What the bits of the kernels depend on, beside the version of their arithmetic."""
         return self._kernels.arithmetic
 
-    def _pack_dense(
-        self, weight: Tensor, bias: Tensor | None, activation: str, gated: bool
-    ) -> Packed:
-        """In panels; an activation that the kernels know is done with the product."""
+    def _pack_weight(self, weight: LinearWeight, activation: str, gated: bool) -> Packed:
+        """In panels, a few at a time; an activation that the kernels know is done with the product."""
         epilogue = _EPILOGUES.get((activation, gated))
         if epilogue is not None:
             activation, gated = "", False
-        made = packed_linear.pack(self._kernels, weight, bias, epilogue or binding.PLAIN)
+        bias = None if weight.bias is None else weight.bias.to(self.dtype)
+        made = packed_linear.pack_parts(
+            self._kernels,
+            lambda rows: weight.select(rows, None, self.dtype),
+            (weight.out, weight.inputs),
+            self.dtype,
+            bias,
+            epilogue or binding.PLAIN,
+        )
         return _PackedPanels(made.panels, made.bias, activation, gated, made)
 
     def segments(self, lengths: Sequence[int], heads: int, size: int) -> Segments:

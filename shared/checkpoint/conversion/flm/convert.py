@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 
 from shared.checkpoint.conversion.flm import config
 from shared.checkpoint.conversion.flm.file import FlmFile, open_flm
+from shared.checkpoint.conversion.flm.kept_codes import KeptCodes
 from shared.checkpoint.conversion.flm.tensor import BLOCK, FlmTensor, TensorKind
 from shared.checkpoint.conversion.new_folder import new_folder
 from shared.checkpoint.conversion.written_file import write_tensors
@@ -28,6 +29,7 @@ def convert_flm(
     dtype: str | None = None,
     say: Callable[[str], None] = print,
     *,
+    keep_codes: bool = False,
     shard_bytes: int = _SHARD,
     block: int = BLOCK,
 ) -> None:
@@ -35,6 +37,7 @@ def convert_flm(
 
     Without `dtype` it is bfloat16 where more than half of the elements are stored so, else float16. `say` gets a line
     for each file of weights, which has up to `shard_bytes` or one tensor; `block` is that of `FlmTensor.to`.
+    keep_codes: linear layers of the file's most frequent kind of codes stay codes (`KeptCodes`).
 
     Raises InvalidRequest, before anything is written, for a file that is broken or whose model, vocabulary or tensors
     are not known; while writing, for a value that `dtype` has not; Precondition, naming the tensor, if what was written
@@ -46,10 +49,13 @@ def convert_flm(
     for tensor in file.tensors:
         tensor.require_ranges()
     shards = list(_shards(file.tensors, getattr(torch, kind).itemsize, shard_bytes))
+    kept = KeptCodes.of(file.tensors) if keep_codes else None
+    if kept is not None:
+        files["config.json"] = {**files["config.json"], "quantization_config": kept.config()}
     with new_folder(destination) as folder:
         for name, content in files.items():
             _write_json(folder / name, content)
-        _write_weights(folder, shards, getattr(torch, kind), say, block)
+        _write_weights(folder, shards, getattr(torch, kind), say, block, kept)
 
 
 def _usual(tensors: Sequence[FlmTensor]) -> str:
@@ -109,6 +115,7 @@ def _write_weights(
     dtype: torch.dtype,
     say: Callable[[str], None],
     block: int,
+    kept: KeptCodes | None,
 ) -> None:
     where: dict[str, str] = {}
     total = 0
@@ -116,7 +123,12 @@ def _write_weights(
         name = f"model-{number:05}-of-{len(shards):05}.safetensors"
         if len(shards) == 1:
             name = "model.safetensors"
-        tensors = {tensor.name: tensor.to(dtype, block) for tensor in shard}
+        tensors: dict[str, torch.Tensor] = {}
+        for tensor in shard:
+            if kept is not None and kept.takes(tensor):
+                tensors |= kept.stored(tensor)
+            else:
+                tensors[tensor.name] = tensor.to(dtype, block)
         write_tensors(folder / name, tensors, {"format": "pt"})
         say(f"[{number}/{len(shards)}] {name}: {len(tensors)} tensors")
         where |= dict.fromkeys(tensors, name)

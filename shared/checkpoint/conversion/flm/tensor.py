@@ -88,6 +88,22 @@ class FlmTensor:
                 )
         return whole
 
+    def codes(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Of a quantized matrix along axis 0: uint8 [out, inputs], float32 scales [out, groups] and uint8 zeros alike;
+        a value is its code less the zero, times the scale."""
+        out = self.shape[0]
+        scales, zeros = (
+            values.reshape(out, -1).contiguous()
+            for values in scale_and_zero(self.kind, *self._ranges())
+        )
+        return self._codes(self.data, self.elements).reshape(self.shape), scales, zeros.byte()
+
+    def _codes(self, data: memoryview, count: int) -> torch.Tensor:
+        codes = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        if self.kind.bits == 4:
+            codes = torch.stack((codes >> 4, codes & 15), dim=1).reshape(-1)[:count]
+        return codes
+
     def _values(self, begin: int, end: int) -> torch.Tensor:
         """Rows of the tensor along its first axis, in the type they are stored in, or float32."""
         size = self.elements // self.shape[0]
@@ -97,9 +113,7 @@ class FlmTensor:
         if self.kind in _FLOATS:
             raw = torch.frombuffer(bytearray(part), dtype=torch.uint8)
             return raw.view(_FLOATS[self.kind]).reshape(shape)
-        codes = torch.frombuffer(bytearray(part), dtype=torch.uint8)
-        if self.kind.bits == 4:
-            codes = torch.stack((codes >> 4, codes & 15), dim=1).reshape(-1)[: prod(shape)]
+        codes = self._codes(part, prod(shape))
         known = scale_and_zero(self.kind, *self._ranges())
         scale, zero = (self._along(values, begin, end) for values in known)
         return codes.reshape(shape).to(torch.float32).sub_(zero).mul_(scale)

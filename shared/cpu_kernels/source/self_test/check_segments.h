@@ -42,32 +42,15 @@ struct DrawnAddition {
 
 // Which rows are in which segments, as the kernels get it.
 struct DrawnSegments {
-    std::vector<int64_t> starts{0}, members, row_starts{0};
-    std::vector<int32_t> segment, place, pattern;
+    std::vector<int64_t> starts{0}, members;
     Segments call;
 
     DrawnSegments(int64_t rows, const std::vector<std::vector<int64_t>>& of) {
-        std::vector<std::vector<int32_t>> patterns;
         for (const auto& some : of) {
             members.insert(members.end(), some.begin(), some.end());
             starts.push_back((int64_t)members.size());
         }
-        for (int64_t row = 0; row < rows; row++) {
-            const size_t before = segment.size();
-            for (size_t s = 0; s < of.size(); s++)
-                for (size_t i = 0; i < of[s].size(); i++)
-                    if (of[s][i] == row) {
-                        segment.push_back((int32_t)s);
-                        place.push_back((int32_t)i);
-                    }
-            row_starts.push_back((int64_t)segment.size());
-            const std::vector<int32_t> own(segment.begin() + before, segment.end());
-            auto known = std::find(patterns.begin(), patterns.end(), own);
-            if (known == patterns.end()) known = patterns.insert(patterns.end(), own);
-            pattern.push_back((int32_t)(known - patterns.begin()));
-        }
-        call = {rows, (int64_t)of.size(), starts.data(), members.data(), row_starts.data(), segment.data(),
-                place.data(), pattern.data()};
+        call = {rows, (int64_t)of.size(), starts.data(), members.data()};
     }
 };
 

@@ -5,6 +5,7 @@
 // must be the same whatever rows are beside it.
 
 #include "check_attention_order.h"
+#include "check_coded_attention.h"
 #include "check_quantized.h"
 #include "check_segments.h"
 #include "digest.h"
@@ -23,6 +24,7 @@ void check_all() {
     self_test::check_rope<T>();
     self_test::check_attention<T>();
     self_test::check_attention_order<T>();
+    self_test::check_coded_attention<T>();
     self_test::check_layer<T>();
 }
 

@@ -1,0 +1,1 @@
+"""What quantization costs: distributions of next tokens beside those of float32."""

@@ -1,0 +1,129 @@
+"""The tensors of a quantized checkpoint, checked by their headers before anything is started."""
+
+import re
+from collections.abc import Iterator
+
+from services.families import registry
+from services.families.family import is_generic
+from shared.checkpoint.folder import Checkpoint
+from shared.checkpoint.headers import HeaderFiles
+from shared.errors import InvalidRequest
+from shared.model_backends import ModelBackend
+from shared.model_config.decoder import DecoderConfig
+from shared.model_config.quantization import FLOAT8, read_stored_codes
+from shared.weights.layouts.layout import Layout
+from shared.weights.layouts.stored_layers import LAYOUTS, StoredLayers
+
+# Layers that are computed as one.
+_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+_NUMBERED = re.compile(r"(.*\.)(\d+)(\.[^0-9]+)")
+_OF_BLOCKS = re.compile(r".*\.\d+\.(self_attn|mlp)\.(\w+)")
+
+
+def coded_layers(checkpoint: Checkpoint, backend: ModelBackend) -> StoredLayers | None:
+    """Those of a decoder of ours; None where it is not quantized, or its tensors are not in safetensors. Raises
+    InvalidRequest, naming the tensor, for layers that are not stored as the configuration says."""
+    if is_generic(registry.find_decoder(checkpoint, backend).decoder):
+        return None
+    codes = read_stored_codes(checkpoint)
+    headers = HeaderFiles.open(checkpoint.folder) if codes else None
+    if codes is None or headers is None:
+        return None
+    layout = LAYOUTS[codes.layout](codes)
+    names = {name: name for name in headers.names()}
+    _refuse_encoder(checkpoint, layout, headers)
+    return StoredLayers(headers, layout, names)
+
+
+def require_coded_tensors(checkpoint: Checkpoint, backend: ModelBackend) -> None:
+    """Raises InvalidRequest, naming the tensor, for a quantized checkpoint whose decoder would be refused when it is
+    loaded: a layer without one of its tensors, or with one of another shape, type or content than is needed."""
+    layers = coded_layers(checkpoint, backend)
+    if layers is None:
+        return
+    config = registry.text_sizes(checkpoint, backend)
+    if isinstance(config, DecoderConfig) and not config.attends_to_media:
+        _require_all(checkpoint, layers, config.num_layers)
+        for name in layers:
+            if (sizes := _sizes(config, name)) is not None:
+                layers.require_sizes(name, *sizes)
+    for fused in _fused(layers):
+        layers.require_one_order(fused)
+    for name in layers:
+        layers.require_middle(name)
+
+
+def _sizes(config: DecoderConfig, layer: str) -> tuple[int, int] | None:
+    """Outputs and inputs of a layer by its usual name; None where it has another."""
+    found = _OF_BLOCKS.fullmatch(layer)
+    if found is None:
+        return None
+    hidden, inner = config.hidden_size, config.intermediate_size
+    queries, keys = (heads * config.head_size for heads in (config.num_heads, config.num_kv_heads))
+    known = {
+        "q_proj": (queries, hidden),
+        "k_proj": (keys, hidden),
+        "v_proj": (keys, hidden),
+        "qkv_proj": (queries + 2 * keys, hidden),
+        "o_proj": (hidden, queries),
+        "gate_proj": (inner, hidden),
+        "up_proj": (inner, hidden),
+        "gate_up_proj": (2 * inner, hidden),
+        "down_proj": (hidden, inner),
+    }
+    return known.get(found[2])
+
+
+def _fused(layers: StoredLayers) -> Iterator[list[str]]:
+    """Layers that are computed as one, and all others alone. Raises InvalidRequest where some are quantized alone."""
+    seen: set[str] = set()
+    for name in layers:
+        stem, _, last = name.rpartition(".")
+        together = next((fused for fused in _FUSED if last in fused), ())
+        found = [f"{stem}.{part}" for part in together] if _OF_BLOCKS.fullmatch(name) else []
+        found = found or [name]
+        if found[0] in seen:
+            continue
+        seen.add(found[0])
+        missing = [part for part in found if part not in layers]
+        if missing and layers.layout.codes.layout != FLOAT8:
+            raise InvalidRequest(
+                "UNSUPPORTED_WEIGHTS",
+                f"{layers.folder}: {missing[0]} is not quantized, or not there, and {name} is, with which it is"
+                " computed as one",
+                field="model",
+            )
+        yield [part for part in found if part in layers]
+
+
+def _require_all(checkpoint: Checkpoint, layers: StoredLayers, count: int) -> None:
+    """Raises InvalidRequest where one of `count` blocks lacks a layer that others have."""
+    found: dict[tuple[str, str], set[int]] = {}
+    for name in layers.all_layers():
+        if (parts := _NUMBERED.fullmatch(name)) is not None:
+            found.setdefault((parts[1], parts[3]), set()).add(int(parts[2]))
+    coded = {
+        (parts[1], parts[3]) for name in layers if (parts := _NUMBERED.fullmatch(name)) is not None
+    }
+    for stem, end in sorted(coded):
+        if missing := sorted(set(range(count)) - found[stem, end]):
+            raise InvalidRequest(
+                "BAD_CHECKPOINT",
+                f"{checkpoint.folder}: the checkpoint lacks {stem}{missing[0]}{end}.{layers.layout.main}",
+                field="model",
+            )
+
+
+def _refuse_encoder(checkpoint: Checkpoint, layout: Layout, headers: HeaderFiles) -> None:
+    """Raises InvalidRequest for codes in the encoder's part."""
+    encoders = "|".join(map(re.escape, registry.find(checkpoint).encoder_tensors))
+    if not encoders:
+        return
+    foreign = re.compile(rf"(model\.)?({encoders})\..*\.{layout.main}")
+    for name in headers.names():
+        if foreign.fullmatch(name) and headers.dtype(name) in layout.main_dtypes:
+            raise InvalidRequest(
+                "UNSUPPORTED_WEIGHTS",
+                f"{checkpoint.folder}: {name} is quantized, and encoders are read as numbers alone",
+                field="model",
+            )

@@ -1,0 +1,159 @@
+"""The checkpoint folder that is made of a GGUF file: config.json from its keys, the tokenizer by transformers, and a
+link to the file itself, whose codes stay where they are.
+
+It lies among what can be made again (`cache_home`), under a digest of all that it is made of, and is made once. Without
+torch: services that only want its tokenizer prepare it too.
+"""
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import structlog
+
+from shared.checkpoint.files import GGUF, find_weights
+from shared.checkpoint.gguf.architecture import GgufModel
+from shared.checkpoint.gguf.header import GgufHeader, read_header
+from shared.errors import InvalidRequest
+from shared.settings import cache_home
+
+log = structlog.get_logger(__name__)
+
+SUFFIX = ".gguf"
+_FORMAT = 1  # of what is written; raised when the same file is to give other ones
+_PROGRAM = (sys.executable, "-P", "-m", "shared.checkpoint.gguf.tokenizer_files")
+_PROGRAM_S = (
+    900.0  # where the machine is busy; of a processor's time it takes far less, or is ended
+)
+_LONGEST_REASON = 500
+# What a folder may have beside the file, which goes before what the file says.
+_BESIDE = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "generation_config.json",
+)
+
+
+def prepared_folder(model: Path) -> Path:
+    """Of a GGUF file, or a folder whose weights are one, the checkpoint folder that is served; of everything else the
+    path itself.
+
+    Raises InvalidRequest, naming the key or the tensor, for a file that cannot be served.
+    """
+    file = _find_file(model)
+    if file is None:
+        return model
+    header = read_header(file)
+    made_of = GgufModel(header)
+    made_of.require_tensors()
+    config = made_of.config()
+    kinds = Counter(tensor.kind.name for tensor in made_of.tensors.values())
+    config["quantization_config"] = {"quant_method": "gguf", "tensors": dict(sorted(kinds.items()))}
+    beside = [model / name for name in _BESIDE if model.is_dir() and (model / name).is_file()]
+    folder = cache_home() / "tessera" / "gguf" / f"{file.stem}-{_digest(header, beside)}"
+    if (folder / GGUF).exists():
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".", suffix=".part"))
+    try:
+        _write(part, file, config, made_of.end_ids(), beside)
+        _put(part, folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    log.info("prepared", model=str(file), folder=str(folder))
+    return folder
+
+
+def _find_file(model: Path) -> Path | None:
+    if model.suffix == SUFFIX and not model.is_dir():
+        if not model.exists():
+            raise InvalidRequest("NO_MODEL", f"no file {model}", field="model")
+        return model
+    if not model.is_dir() or find_weights(model) is not None:
+        return None
+    found = sorted(model.glob(f"*{SUFFIX}"))
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found[:5])
+        raise InvalidRequest(
+            "NO_MODEL",
+            f"{model} has several GGUF files, {names}: give the path of the one that is meant, of a model in several"
+            " files after llama-gguf-split --merge",
+            field="model",
+        )
+    return found[0] if found else None
+
+
+def _digest(header: GgufHeader, beside: list[Path]) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    try:
+        by = version("transformers")
+    except PackageNotFoundError:
+        by = ""
+    digest.update(f"{_FORMAT} {by} {header.path.resolve()}".encode())
+    with header.path.open("rb") as file:
+        digest.update(file.read(header.nbytes))
+    for path in beside:
+        status = path.stat()
+        digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns}".encode())
+    return digest.hexdigest()
+
+
+def _write(
+    folder: Path, file: Path, config: dict[str, object], ends: list[int], beside: list[Path]
+) -> None:
+    if not any(path.name == "tokenizer.json" for path in beside):
+        _write_tokenizer(folder, file)
+    _write_json(folder / "config.json", config)
+    _write_json(folder / "generation_config.json", {"eos_token_id": ends} if ends else {})
+    for path in beside:
+        shutil.copyfile(path, folder / path.name)
+    (folder / GGUF).symlink_to(file.resolve())
+
+
+def _write_tokenizer(folder: Path, file: Path) -> None:
+    try:
+        done = subprocess.run(
+            [*_PROGRAM, str(file), str(folder)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_PROGRAM_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise _no_tokenizer(file, f"transformers takes more than {_PROGRAM_S:.0f} s") from None
+    if done.returncode:
+        said = (done.stdout if done.returncode == 1 else "") or done.stderr
+        last = (said.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise _no_tokenizer(file, last[:_LONGEST_REASON])
+
+
+def _no_tokenizer(file: Path, why: str) -> InvalidRequest:
+    return InvalidRequest(
+        "BAD_CHECKPOINT",
+        f"{file}: its tokenizer cannot be used: {why}; a tokenizer.json beside it, in a folder that is given in its"
+        " place, goes before it",
+        field="model",
+    )
+
+
+def _put(part: Path, folder: Path) -> None:
+    """Whole or not at all; another process may have been first."""
+    try:
+        part.chmod(0o755)
+        part.rename(folder)
+    except OSError:
+        if not (folder / GGUF).exists():
+            raise
+
+
+def _write_json(path: Path, content: object) -> None:
+    path.write_text(json.dumps(content, indent=2), encoding="utf-8")

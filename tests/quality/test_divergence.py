@@ -1,0 +1,98 @@
+"""The gate of quantization: what each way of computing our models may cost, and that a broken one costs more."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.quality.distributions import of_transformers
+from benchmarks.quality.divergence import divergence
+from benchmarks.quality.quality import measure
+from benchmarks.quality.text_model.export import CHECKPOINT as TEXT_MODEL
+from benchmarks.quality.texts import texts_for
+from benchmarks.quality.ways import WAYS
+from shared.checkpoint.folder import Checkpoint
+from shared.settings import DEMO_MODEL
+from shared.weights import on_the_fly
+from shared.weights.quantized_weight import QuantizedWeight
+
+_TOKENS = 512
+# Nats: for the text model, and for the demo model, half as much again as was measured on these texts.
+BOUNDS = {
+    "float32": (1e-6, 1e-6),
+    "bfloat16": (2.6e-5, 3.2e-4),
+    "int8": (3.8e-5, 7e-4),
+    "int8g128": (4e-5, 5e-4),
+    "int8-fast": (1.5e-4, 1.2e-3),
+    "int4": (2e-3, 0.125),  # the same as int4g32 for models of this size
+    "int4g64": (1.9e-3, 0.11),
+    "int4g128": (2.8e-3, 0.125),
+    "int4g256": (3e-3, 0.145),
+}
+_MODELS = (TEXT_MODEL, DEMO_MODEL)
+
+
+@cache
+def compared(model: Path) -> tuple[list[list[int]], list[Tensor]]:
+    """Texts, and the reference's distributions."""
+    _, texts = texts_for(model, _TOKENS)
+    return texts, list(of_transformers(Checkpoint(model), texts))
+
+
+def kl(model: Path, name: str) -> float:
+    texts, reference = compared(model)
+    return measure(model, {name: WAYS[name]}, texts, reference)[name].kl
+
+
+def test_every_way_has_a_bound() -> None:
+    assert BOUNDS.keys() | {"int4g32"} == WAYS.keys()
+
+
+@pytest.mark.parametrize("model", _MODELS, ids=["text", "demo"])
+@pytest.mark.parametrize("name", BOUNDS)
+def test_no_way_is_further_from_float32_than_its_bound(name: str, model: Path) -> None:
+    found, bound = kl(model, name), BOUNDS[name][_MODELS.index(model)]
+    assert found < bound
+    if name != "float32":  # what is measured is not the reference itself
+        assert found > bound / 10
+
+
+def with_a_wrong_zero(codes: QuantizedWeight) -> QuantizedWeight:
+    if codes.zeros is not None:
+        return replace(codes, zeros=(codes.zeros + 1).clamp(max=15))
+    return replace(codes, codes=(codes.codes.int() + 1).clamp(max=255).to(torch.uint8))
+
+
+def with_a_doubled_scale(codes: QuantizedWeight) -> QuantizedWeight:
+    return replace(codes, scales=2 * codes.scales)
+
+
+def with_half_the_codes(codes: QuantizedWeight) -> QuantizedWeight:
+    return replace(codes, codes=codes.codes & (0xFE if codes.bits == 8 else 0xEE))
+
+
+@pytest.mark.parametrize("model", _MODELS, ids=["text", "demo"])
+@pytest.mark.parametrize("broken", [with_a_wrong_zero, with_a_doubled_scale, with_half_the_codes])
+@pytest.mark.parametrize(("name", "maker"), [("int8", "_to_bytes"), ("int4g64", "_to_halves")])
+def test_a_quantizer_that_is_broken_is_over_the_bound(
+    name: str,
+    maker: str,
+    broken: Callable[[QuantizedWeight], QuantizedWeight],
+    model: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    right = getattr(on_the_fly, maker)
+    monkeypatch.setattr(on_the_fly, maker, lambda rows, group: broken(right(rows, group)))
+    assert kl(model, name) > BOUNDS[name][_MODELS.index(model)]
+
+
+def test_a_divergence_is_what_its_definition_gives() -> None:
+    p, q = torch.tensor([[0.5, 0.25, 0.25]]), torch.tensor([[0.25, 0.5, 0.25]])
+    found = divergence([[0, 1]], [p.log()], [q.log()])
+    assert found.kl == pytest.approx(0.25 * torch.tensor(2.0).log().item())
+    assert (found.same_top, found.places) == (0.0, 1)
+    assert found.loss == pytest.approx(-torch.tensor(0.5).log().item())
