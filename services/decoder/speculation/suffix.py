@@ -20,17 +20,26 @@ _OTHER_LEAST = 3  # and with an earlier answer
 _ANSWER_TOKENS = 16_384  # kept of earlier answers of a scope
 _LEAST_ANSWER = 8  # tokens of an answer that is worth keeping
 _SCOPES = 64
+# Which share of guesses is right at first, where two tokens agree, three, and so on, the last where more do.
+_FIRST_SHARES = (0.45, 0.6, 0.7, 0.8, 0.85, 0.9)
+_OWN_RATE, _USUAL_RATE = 0.2, 0.02  # by how much a guess changes those of its sequence, and of all
+_LEAST_SHARE = 0.3  # a guess that is less likely to be right is not made
 _BETWEEN = -1  # stands between two answers, and is no token
 
 
 class SuffixProposer(Proposer):
     """Looks for the longest end of a sequence that was there before, the latest one of several. Memory is bounded:
-    some 16 bytes for each token of running sequences, and 64 scopes with 16,384 tokens of earlier answers each."""
+    some 16 bytes for each token of running sequences, and 64 scopes with 16,384 tokens of earlier answers each.
+
+    How likely a guess is to be right is learned by how many tokens agree, for each sequence, from all that was found:
+    what is too unlikely to be guessed is compared with what comes as well, and costs no step.
+    """
 
     def __init__(self) -> None:
         self._scopes: dict[int, bytes] = {}
-        self._histories: dict[int, _Pairs] = {}  # of slots that were asked about
+        self._histories: dict[int, _History] = {}  # of slots that were asked about
         self._answers: OrderedDict[bytes, _Answers] = OrderedDict()  # those used last at the end
+        self._usual = list(_FIRST_SHARES)  # of all sequences
 
     def begin(self, slot: int, scope: bytes) -> None:
         """See `Proposer.begin`."""
@@ -49,19 +58,58 @@ class SuffixProposer(Proposer):
             self._answers.popitem(last=False)
 
     def propose(self, slot: int, tokens: Ints, most: int) -> list[int]:
-        """See `Proposer.propose`. There are fewer guesses than tokens agree."""
-        pairs = self._histories.get(slot)
-        if pairs is None:
-            pairs = self._histories[slot] = _Pairs()
-        pairs.extend(tokens)
-        best, length = _longest(tokens[:-1], pairs.before_last(), tokens, _OWN_LEAST)
+        """See `Proposer.propose`. As many guesses as are likely enough to be right, those before them included."""
+        history = self._histories.get(slot)
+        if history is None:
+            history = self._histories[slot] = _History(list(self._usual))
+        history.compare(tokens, self._usual)
+        history.pairs.extend(tokens)
+        best, length = _longest(tokens[:-1], history.pairs.before_last(), tokens, _OWN_LEAST)
         source = tokens
         answers = self._answers.get(self._scopes.get(slot, b""))
-        if answers is not None and length <= most:
+        if answers is not None and length < _LONGEST:
             other, agree = answers.find(tokens)
             if agree > length:
                 best, length, source = other, agree, answers.tokens
-        return _following(source, best + 1, min(most, length - 1))
+        if not length:
+            return []
+        found = _following(source, best + 1, most)
+        history.found, history.at, history.agreed = found, len(tokens), length
+        return found[: history.likely(length, len(found))]
+
+
+class _History:
+    """What is kept of a sequence that is asked about."""
+
+    def __init__(self, shares: list[float]) -> None:
+        self.pairs = _Pairs()
+        self._shares = shares  # of guesses that were right, by how many tokens agreed
+        self.found: list[
+            int
+        ] = []  # what may come from the place `at` on, where so many tokens agreed
+        self.at = self.agreed = 0
+
+    def compare(self, tokens: Ints, usual: list[float]) -> None:
+        """Learns from what has come in the place of what was found last, for the sequence and all."""
+        for place, token in enumerate(self.found):
+            if self.at + place >= len(tokens):
+                break
+            is_right = int(tokens[self.at + place]) == token
+            kind = _kind(self.agreed + place)
+            self._shares[kind] += _OWN_RATE * (is_right - self._shares[kind])
+            usual[kind] += _USUAL_RATE * (is_right - usual[kind])
+            if not is_right:
+                break
+        self.found = []
+
+    def likely(self, length: int, most: int) -> int:
+        """How many guesses are likely enough, where so many tokens agree before the first one."""
+        share = 1.0
+        for place in range(most):
+            share *= self._shares[_kind(length + place)]
+            if share < _LEAST_SHARE:
+                return place
+        return most
 
 
 class _Pairs:
@@ -142,6 +190,11 @@ def _longest(source: Ints, places: Ints, tokens: Ints, least: int) -> tuple[int,
             break
         places, length = longer, length + 1
     return (int(places[-1]), length) if length >= least else (-1, 0)
+
+
+def _kind(length: int) -> int:
+    """Of agreements of so many tokens: the index of their share."""
+    return min(length - _OWN_LEAST, len(_FIRST_SHARES) - 1)
 
 
 def _following(source: Ints, first: int, count: int) -> list[int]:

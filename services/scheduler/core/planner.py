@@ -8,7 +8,8 @@ sequence is planned on while its last token is still in flight, and an ending th
 from collections.abc import Iterable
 from enum import Enum
 
-from services.scheduler.core.budget import Costs, Lookahead, StepBudget
+from services.scheduler.core.budget import Costs, StepBudget
+from services.scheduler.core.lookahead import Lookahead
 from services.scheduler.core.plan import DraftedRow, PendingStep, StepPlan
 from services.scheduler.core.sequence import Sequence, SequenceStatus
 from services.scheduler.core.state import DecoderState
@@ -87,7 +88,7 @@ class Planner:
         others = [s for s in selected if s.num_computed_tokens >= s.plain_until]
         plain = [s for s in selected if s.num_computed_tokens < s.plain_until]
         if self.lookahead is not None and others:
-            self._choose_drafts(self.lookahead, others, len(plain))
+            self._choose_drafts(self.lookahead, others, plain)
         for sequence in others:
             if sequence.num_tokens - sequence.num_computed_tokens == 1:
                 self._schedule(step, sequence, budget)
@@ -104,7 +105,9 @@ class Planner:
                 self._schedule(step, sequence, budget)
         return prompt_budget
 
-    def _choose_drafts(self, lookahead: Lookahead, others: list[Sequence], plain: int) -> None:
+    def _choose_drafts(
+        self, lookahead: Lookahead, others: list[Sequence], plain: list[Sequence]
+    ) -> None:
         """For those that decode; the plain ones beside them have none."""
         decoding = [s for s in others if s.num_tokens - s.num_computed_tokens == 1]
         able = [
@@ -116,7 +119,8 @@ class Planner:
             and not s.is_certainly_last
         ]
         if able:
-            lookahead.choose(able, len(decoding) + plain)
+            reads_logits = any(s.reads_logits for s in (*decoding, *plain))
+            lookahead.choose(able, len(decoding) + len(plain), reads_logits=reads_logits)
 
     def _schedule(self, step: PendingStep, sequence: Sequence, budget: StepBudget) -> None:
         """Gives a running sequence the tokens that it may compute in this plan."""
@@ -172,11 +176,8 @@ class Planner:
 
     def _look_again(self, lookahead: Lookahead, sequence: Sequence) -> None:
         """When drafts are chosen anew: for the next row, where there are some, else after some tokens."""
-        if sequence.num_drafts or sequence.slack or lookahead.is_pausing:
-            sequence.plain_until = 0
-        else:
-            later = sequence.num_computed_tokens + lookahead.put_off(sequence)
-            sequence.plain_until = min(sequence.plain_until, later)
+        later = 0 if sequence.slack else lookahead.looks_after(sequence)
+        sequence.plain_until = min(sequence.plain_until, sequence.num_computed_tokens + later)
         sequence.num_drafts = 0
 
     def _chunk(self, sequence: Sequence, start: int, budget: StepBudget) -> int:

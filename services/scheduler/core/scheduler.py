@@ -3,7 +3,8 @@
 from typing import Any
 
 from services.scheduler.core.beams import BeamSearch, Continuation
-from services.scheduler.core.budget import Capacity, Costs, Lookahead
+from services.scheduler.core.budget import Capacity, Costs
+from services.scheduler.core.lookahead import Lookahead
 from services.scheduler.core.plan import PendingStep, StepOutput, StepPlan, StepProgress
 from services.scheduler.core.planner import Planner, PreemptionMode
 from services.scheduler.core.sequence import (
@@ -59,7 +60,8 @@ class Scheduler:
             plan.num_tokens -= unused
         self.costs.learn(plan.num_tokens, plan.num_pairs, took)
         if self.lookahead is not None:
-            self.lookahead.measure(plan, drafted, took)
+            accepted = sum(map(len, output.more.values()))
+            self.lookahead.measure(plan, drafted, accepted, took)
 
     @property
     def prompt_budget(self) -> int:

@@ -118,6 +118,8 @@ class Sequence:
     num_logprobs: int = -1
     # Something is made of every token of its prompt: all of it must be computed, in order.
     reads_prompt: bool = False
+    # Its tokens are not simply those with the largest logits: choosing them may read the whole output matrix.
+    reads_logits: bool = False
     # Numbers of the vector that its prompt becomes; 0: it generates tokens.
     pooled_width: int = 0
     # Chooses its tokens; what the decoder samples is then ignored.
@@ -147,10 +149,13 @@ class Sequence:
     # many tokens it may be longer than `num_tokens`, and computed further than `num_computed_tokens`.
     num_drafts: int = 0
     slack: int = 0
-    acceptance: float = (
-        -1.0
-    )  # share of its drafts that were right, the latest ones; -1: it had none
-    probe_from: int = 0  # with so many tokens it gets a draft, though the ones before did not pay
+    acceptance: float = -1.0  # share of its latest drafts that were right; -1: it had none
+    drafts_run: int = 0
+    drafts_right: int = 0
+    misses: int = 0  # rows in a row that could have drafts, and for which there were none
+    # With so many tokens it gets a draft, though those before did not pay, and the next one after so many more.
+    probe_from: int = 0
+    probe_after: int = 0
 
     def __post_init__(self) -> None:
         self.num_tokens = len(self.tokens)
@@ -200,6 +205,7 @@ class Sequence:
             arrival=self.arrival,
             isolated_until=self.isolated_until,
             num_logprobs=self.num_logprobs,
+            reads_logits=self.reads_logits,
             beams=self.beams,
             payload=self.payload,
             block_hashes=list(self.block_hashes),

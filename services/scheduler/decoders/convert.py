@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from services.scheduler.core.blocks import root_of
-from services.scheduler.core.budget import AttentionKind, Capacity, Lookahead, Parts
+from services.scheduler.core.budget import AttentionKind, Capacity, Parts
+from services.scheduler.core.lookahead import Lookahead
 from services.scheduler.core.plan import StepOutput, StepPlan
 from services.scheduler.core.sequence import Ending, EndReason, Error, Sequence
 from services.scheduler.output.logprobs import StepLogprobs

@@ -348,6 +348,7 @@ class Request:
             isolated_until=self._isolated_until(len(self._prompt) + len(generated)),
             num_logprobs=self.sampling.logprobs if self.sampling.HasField("logprobs") else -1,
             reads_prompt=pooling.rows == PooledRows.POOLED_ROWS_MEAN,
+            reads_logits=_reads_logits(sampling),
             pooled_width=pooling.width,
             beams=self._search,
         )
@@ -376,3 +377,23 @@ def _named(item: MediaItem, content: bytes, numerics: str) -> MediaItem:
     named.CopyFrom(item)
     named.digest = embedding_name(content, item.digest, numerics)
     return named
+
+
+def _reads_logits(sampling: SamplingParams) -> bool:
+    """Whether a token is more than the one with the largest logit, which decoders may find sooner than all logits."""
+    changed = (
+        sampling.temperature,
+        sampling.repetition_penalty != 1,
+        sampling.presence_penalty,
+        sampling.frequency_penalty,
+        sampling.min_tokens,
+        sampling.no_repeat_ngram_size,
+        sampling.grammar,
+        sampling.HasField("logprobs"),
+        sampling.logit_bias,
+        sampling.allowed_token_ids,
+        sampling.bad_token_ids,
+        sampling.bad_words,
+        sampling.first_bad_token_ids,
+    )
+    return any(changed)
