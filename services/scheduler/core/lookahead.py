@@ -10,16 +10,16 @@ _USUAL_RATE = 0.02
 # In tokens a second: below it drafts are not worth what may be wrong about their cost.
 _LEAST_GAIN = 1.02
 _DRAFTED_IN_A_ROW = 64  # steps, until one without drafts shows what that takes
-# What drafts may lose: this share of the time that passes, and never more than so many steps at a time.
+# What drafts may lose: this share of the time that passes, and at once no more than about so many steps.
 _LOST_SHARE = 0.005
-_MOST_LOST, _MOST_SAVED = 0.5, 1.0
+_MOST_LOST, _MOST_SAVED = 0.25, 1.0
 _LARGEST_STEP = 2.0  # times that of one without drafts: more is the machine's doing
 # A sequence whose drafts do not pay gets one after so many tokens, then after twice as many, ...
 _FIRST_PROBE, _LAST_PROBE = 16, 512
 _MISSES = (
     4  # rows in a row for which there was no draft, until a sequence is asked for some less often
 )
-_ASKED_EVERY = 6  # tokens, then
+_ASKED_EVERY = 8  # steps, then
 _LOOKED_AT_EVERY = 8  # tokens of a sequence that gets none
 # Shares of a step's error that are taken over, by steps of its size and by all.
 _OWN_RATE, _SHARED_RATE = 0.1, 0.15
@@ -64,7 +64,8 @@ class Lookahead:
         if self.is_pausing:
             self._drafted_in_a_row = 0
             return
-        if self._saved < 0:
+        sequences = self._are_asked(sequences) if self._saved >= 0 else []
+        if not sequences:
             return
         total, chosen = float(decoding), 0
         best = least = total / plain * _LEAST_GAIN
@@ -109,10 +110,20 @@ class Lookahead:
         return values
 
     def looks_after(self, sequence: Sequence) -> int:
-        """Tokens after which a sequence is looked at again: 0 is the next one."""
+        """Tokens after which a sequence is looked at again that is not waited for: 0 is the next one."""
         if self.is_pausing or (sequence.num_drafts and sequence.misses < _MISSES):
             return 0
-        return _ASKED_EVERY if sequence.num_drafts else _LOOKED_AT_EVERY
+        if sequence.misses >= _MISSES and sequence.asked_from > self._steps:
+            return sequence.asked_from - self._steps
+        return _LOOKED_AT_EVERY
+
+    def _are_asked(self, sequences: list[Sequence]) -> list[Sequence]:
+        """Those for which there may be drafts. Where there were none several times, all are asked in the same steps, so
+        that the steps between are as without drafts."""
+        asked = [s for s in sequences if s.misses < _MISSES or self._steps >= s.asked_from]
+        for sequence in asked:
+            sequence.asked_from = self._steps + _ASKED_EVERY - self._steps % _ASKED_EVERY
+        return asked
 
     def learn(self, sequence: Sequence, drafted: int, accepted: int) -> None:
         """What became of the drafts of a row that could have some."""

@@ -153,6 +153,7 @@ class Sequence:
     drafts_run: int = 0
     drafts_right: int = 0
     misses: int = 0  # rows in a row that could have drafts, and for which there were none
+    asked_from: int = 0  # the step from which on there may be some again, after several misses
     # With so many tokens it gets a draft, though those before did not pay, and the next one after so many more.
     probe_from: int = 0
     probe_after: int = 0
