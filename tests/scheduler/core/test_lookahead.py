@@ -10,6 +10,7 @@ from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import EndReason, Sequence
 from tests.support.arithmetic.drive import Drive, capacity, sequence
 from tests.support.arithmetic.model import generate
+from tests.support.arithmetic.worker import Guessing
 
 PROMPT = [5, 6, 7]
 
@@ -142,6 +143,24 @@ def test_where_drafts_are_never_right_there_are_hardly_any() -> None:
     one, drafted = _steps(lambda tokens: 1000.0 + 30 * tokens, 4, 0.001)
     assert drafted < 4 * 180 / 8
     assert one.steps < 190
+
+
+def test_where_no_draft_is_found_most_plans_have_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = drive(num_blocks=600, max_slots=16, max_batched_tokens=64, max_model_len=300)
+    monkeypatch.setattr(Guessing, "propose", lambda *_: [])
+    asked = 0
+    planned = one.scheduler.plan
+
+    def plan() -> Any:
+        nonlocal asked
+        found = planned()
+        asked += found is not None and any(found.row_drafts)
+        return found
+
+    one.scheduler.plan = plan  # type: ignore[method-assign]
+    run(one, *[sequence("r", PROMPT, 180, choice=c) for c in range(4)])
+    assert one.steps >= 180
+    assert 180 / 16 < asked < 180 / 4
 
 
 def test_where_a_step_is_cheap_up_to_four_tokens_it_has_four() -> None:
