@@ -13,6 +13,7 @@ MEASUREMENTS = {
         "startup": "seconds from `tessera serve` to ready",
         "compare": "one server's figures over a table of workloads: Tessera, vLLM, llama.cpp",
         "schema_tpot": "time between tokens of eight streams with and without a JSON schema, through all services",
+        "drafts": "time between tokens with and without drafts, of answers that repeat themselves and others",
         "path": "processor time of each process for each token and request, on any checkpoint",
         "gateway_request": "processor time of the gateway alone for each chat request, of several checkouts in turn",
         "large_requests": "for how long, and with how much memory, the largest requests keep a gateway",

@@ -63,6 +63,8 @@ class PlanColumns(Generic[Column]):
     pool_slot: Column = field(default_factory=_empty, metadata=_of("pool", Holds.SLOT))
     draft_slot: Column = field(default_factory=_empty, metadata=_of("draft", Holds.SLOT))
     draft_token: Column = field(default_factory=_empty, metadata=_of("draft"))
+    row_drafts: Column = field(default_factory=_empty, metadata=_of("row_drafts"))
+    row_slack: Column = field(default_factory=_empty, metadata=_of("row_drafts"))
     sealed_blocks: Column = field(
         default_factory=_empty, metadata=_of("sealed_blocks", Holds.DEVICE_BLOCK)
     )
@@ -75,6 +77,7 @@ RESULT_COLUMNS = {
     "top_ids": "<i4",
     "top_logprobs": "<f4",
     "accepted": "<i4",
+    "drafted": "<i4",
 }
 """NumPy types of the columns of a step result. `PromptLogprobs` has those of the same name."""
 

@@ -13,6 +13,7 @@ class Stream:
 
     sent: float
     events: list[tuple[float, int]] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)  # of the tokens
 
     @property
     def tokens(self) -> int:
@@ -64,5 +65,6 @@ async def ask(port: int, model: str, prompt: list[int], count: int, **more: Any)
             ids = line[at : line.index(b"]", at)].partition(b"[")[2]
             if ids.strip():
                 stream.events.append((now, ids.count(b",") + 1))
+                stream.ids += map(int, ids.split(b","))
     writer.close()
     return stream

@@ -19,7 +19,7 @@ import structlog
 from services.decoder.loading.load import load_rank
 from services.decoder.parallel import messages
 from services.decoder.parallel.embeddings import FollowingEmbeddings
-from services.decoder.parallel.messages import NUMBER, STEP, Order, Report
+from services.decoder.parallel.messages import NUMBER, Order, Report
 from services.decoder.parallel.place import Place
 from services.decoder.worker.executor import Executor
 from services.decoder.worker.launched_step import LaunchedStep
@@ -53,7 +53,11 @@ class Follower:
             self._plans.append(self._worker.accept(StepPlan.FromString(payload)))
             return
         if kind == Order.LAUNCH:
-            job = partial(self._launch, self._find(*STEP.unpack(payload)))
+            lease, step, drafts = messages.read_launch(payload)
+            plan = self._find(lease, step)
+            if len(plan.row_drafts):
+                plan.proposed = drafts
+            job = partial(self._launch, plan)
         else:
             job = partial(self._collect if kind == Order.COLLECT else self._reset)
         self._executor.submit(partial(self._reports.failing, job))

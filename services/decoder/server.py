@@ -135,4 +135,5 @@ def hello(decoder_id: str, loaded: Loaded) -> Hello:
         encoder_blocks=limits.num_encoder_blocks,
         adapters=loaded.adapters,
         max_adapters=loaded.worker.adapters.places,
+        max_drafts=loaded.worker.max_drafts,
     )

@@ -125,6 +125,20 @@ class DecoderOptions(ComputeSettings, LoraSettings, ModelLengthSettings, Profile
         " reads (FRACTAL_NZ), where a trial of their sizes gives the right products; auto, where these are faster too."
         " A 310P has tiles.",
     )
+    speculation: Literal["auto", "off", "suffix"] = Field(
+        "auto",
+        description="Drafts, guesses of a sequence's next tokens that a step runs beside its newest one; those that are"
+        " what is then chosen count, so answers are the same and repetitive ones come faster: suffix, what followed the"
+        " same tokens earlier, in the prompt, the answer, or answers that share its prefix cache; off; auto, suffix"
+        " where a token's bits depend on its own sequence alone, else off. How many there are follows from what steps"
+        " were measured to take and how many drafts were right: often none.",
+    )
+    speculation_tokens: int = Field(
+        3,
+        ge=1,
+        le=16,
+        description="Most drafts of a sequence in a step; bfloat16 on the CPU computes up to four tokens fast.",
+    )
     graphs: Literal["off", "on", "auto"] = Field(
         "auto",
         description="Steps that only generate are captured as graphs at the start and replayed, in place of a call for"

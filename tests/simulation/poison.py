@@ -30,8 +30,8 @@ def poison(*, dies: bool, after: int, key: str = "") -> DrawnRequest:
 class MortalWorker(VirtualWorker):
     """A worker that crashes on poison requests: it calls `strike(dies)`, which ends the process if it `dies`."""
 
-    def __init__(self, strike: Callable[[bool], None], *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, strike: Callable[[bool], None], *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
         self._strike = strike
         self._deadly: dict[int, tuple[int, int]] = {}  # slot -> how, and with how many tokens
 
@@ -44,7 +44,11 @@ class MortalWorker(VirtualWorker):
             if tuple(tokens[: len(DEADLY)]) == DEADLY and new.prompt_len == len(DEADLY) + 2:
                 how, after = tokens[len(DEADLY) : new.prompt_len]
                 self._deadly[new.slot] = how, new.prompt_len + after - 1
-        ends = zip(plan.row_slot.tolist(), (plan.row_start + plan.row_count).tolist(), strict=True)
+        starts = plan.row_start
+        if len(plan.row_slack):
+            late = self.slots.computed[plan.row_slot] - starts
+            starts = starts + np.clip(late, 0, plan.row_slack)
+        ends = zip(plan.row_slot.tolist(), (starts + plan.row_count).tolist(), strict=True)
         deadly = [(self._deadly[slot], end) for slot, end in ends if slot in self._deadly]
         struck = [how for (how, from_), end in deadly if end >= from_]
         if not struck:

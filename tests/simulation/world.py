@@ -234,6 +234,7 @@ class World:
             lambda tokens: slow * (0.8 + 0.4 * rng.random()) + 0.0002 * tokens,
             lambda what: self.broken(f"{process}: {what}"),
             self.needs,
+            accuracy=rng.choice([0.0, 0.05, 0.6, 1.0]),
         )
         return loaded(worker, 1e6 * slow, 200)
 

@@ -21,7 +21,7 @@ from services.scheduler import measures as scheduler
 from services.vision_encoder import measures as vision_encoder
 from shared.net import metrics_page
 from shared.telemetry.series import Series
-from tessera.scheduler.v1.scheduler_pb2 import DecoderLoad, Durations, TokenCounts
+from tessera.scheduler.v1.scheduler_pb2 import DecoderLoad, DraftTotals, Durations, TokenCounts
 
 FILE = Path(__file__).parents[2] / "docs/metrics.md"
 _TABLE = re.compile(
@@ -38,6 +38,8 @@ _UNIT_OF = {
     "vllm:prompt_tokens_cached": "tokens",
     "vllm:prompt_tokens_by_source": "tokens",
     "vllm:iteration_tokens_total": "tokens",
+    "vllm:spec_decode_num_drafts": "rows",
+    "vllm:spec_decode_num_accepted_tokens_per_pos": "tokens",
     "vllm:mm_cache_queries": "items",
     "vllm:mm_cache_hits": "items",
 }
@@ -102,6 +104,7 @@ def _busy_gateway() -> Metrics:
     load = DecoderLoad(
         steps=1,
         max_adapters=1,
+        drafts=DraftTotals(rows=1, tokens=1, accepted=[1]),
         step_tokens=TokenCounts(bounds=[1], counts=[1, 0], total=1),
         read_steps=Durations(bounds_s=[1], counts=[1, 0], total_s=1),
     )

@@ -37,6 +37,8 @@ from services.decoder.ranks.share import Share
 from services.decoder.sampling.grammar_matcher import GrammarMatcher
 from services.decoder.sampling.grammar_tokenizer import GrammarTokenizer
 from services.decoder.settings import DecoderSettings
+from services.decoder.speculation.modes import make_proposer
+from services.decoder.speculation.proposer import Proposer
 from services.decoder.steps.needs import Needs
 from services.decoder.worker.planned_adapters import PlannedAdapters
 from services.decoder.worker.worker import Worker
@@ -223,9 +225,19 @@ def load_rank(
         embeddings = make_embeddings(
             ArtifactReader(), device.copy_in, settings.embedding_cache_bytes
         )
-        worker = make_worker(model, device, limits, embeddings, GrammarMatcher(tokenizer), planned)
-        worker.graphs = find_graphs(settings.graphs, model, device, worker)
         equal = model.equal_rows and _promises_equal_rows(device.ops)
+        proposer = _proposer(settings, model, equal_rows=equal)
+        worker = make_worker(
+            model,
+            device,
+            limits,
+            embeddings,
+            GrammarMatcher(tokenizer),
+            planned,
+            proposer,
+            settings.speculation_tokens,
+        )
+        worker.graphs = find_graphs(settings.graphs, model, device, worker)
         if (error := tokenizer.exception()) is not None:  # waits until it is there
             log.warning("grammars are refused", reason=str(error))
         name = fingerprint(
@@ -267,6 +279,20 @@ def _load_model(
     log.info("the model's layers run by the code of transformers")
     trusted, checked = settings.trust_remote_code, not settings.skip_model_check
     return read(checkpoint, ops, longest, trust_remote_code=trusted, check=checked)
+
+
+def _proposer(
+    settings: DecoderSettings, model: DecoderModel, *, equal_rows: bool
+) -> Proposer | None:
+    needs = model.needs
+    if needs.state or needs.whole_prompt or not model.generates:
+        if settings.speculation == "suffix":
+            log.warning("no drafts: layers keep state, or prompts are computed whole")
+        return None
+    proposer = make_proposer(settings.speculation, equal_rows=equal_rows)
+    if proposer is not None and not equal_rows:
+        log.warning("drafts may change answers: equal tokens are not promised here")
+    return proposer
 
 
 def _planned_adapters(

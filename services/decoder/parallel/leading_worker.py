@@ -7,9 +7,11 @@ from services.decoder.devices.base.device import Device
 from services.decoder.devices.base.staging import Array
 from services.decoder.media.embeddings import Embeddings
 from services.decoder.models.decoder_model import DecoderModel
+from services.decoder.parallel import messages
 from services.decoder.parallel.leader import Leader
-from services.decoder.parallel.messages import STEP, Order
+from services.decoder.parallel.messages import Order
 from services.decoder.sampling.logits_processors.token_masks import TokenMatcher
+from services.decoder.speculation.proposer import Proposer
 from services.decoder.worker.collecting import Deliver
 from services.decoder.worker.launched_step import LaunchedStep
 from services.decoder.worker.planned_adapters import PlannedAdapters
@@ -32,10 +34,12 @@ class LeadingWorker(Worker):
         embeddings: Embeddings,
         matcher: TokenMatcher | None = None,
         adapters: PlannedAdapters | None = None,
+        proposer: Proposer | None = None,
+        max_drafts: int = 0,
         *,
         leader: Leader,
     ) -> None:
-        super().__init__(model, device, limits, embeddings, matcher, adapters)
+        super().__init__(model, device, limits, embeddings, matcher, adapters, proposer, max_drafts)
         self._leader = leader
 
     def accept(self, message: StepPlan) -> Plan:
@@ -60,7 +64,7 @@ class LeadingWorker(Worker):
     # they happen here, under the lock.
 
     def _apply(self, plan: Plan) -> None:
-        self._leader.send(Order.LAUNCH, STEP.pack(plan.lease, plan.step))
+        self._leader.send(Order.LAUNCH, messages.launch(plan.lease, plan.step, plan.proposed))
         super()._apply(plan)
 
     def _finish(self, step: LaunchedStep, arrived: Sequence[Array], deliver: Deliver) -> None:

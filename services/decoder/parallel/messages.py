@@ -5,6 +5,10 @@ import socket
 import struct
 from enum import IntEnum
 
+import numpy as np
+
+Pairs = np.ndarray[tuple[int, int], np.dtype[np.int32]]
+
 _HEAD = struct.Struct("<BI")
 
 
@@ -13,7 +17,7 @@ class Order(IntEnum):
 
     START = 1  # a `Place` as JSON
     PLAN = 2  # a serialized StepPlan: to be kept, and what it fetches pulled
-    LAUNCH = 3  # the lease and the step of a plan
+    LAUNCH = 3  # the lease and the step of a plan, and its drafts where the first rank guesses them
     COLLECT = 4  # the oldest launched step
     RESET = 5
 
@@ -27,8 +31,21 @@ class Report(IntEnum):
     FAILED = 4  # why, as text: the rank ends
 
 
-STEP = struct.Struct("<qq")  # lease and step
+_STEP = struct.Struct("<qq")  # lease and step
 NUMBER = struct.Struct("<q")
+
+
+def launch(lease: int, step: int, drafts: Pairs | None) -> bytes:
+    """The payload of LAUNCH; drafts: rows and tokens [n, 2], or None where the plan asks for none."""
+    head = _STEP.pack(lease, step)
+    return head if drafts is None else head + drafts.astype("<i4").tobytes()
+
+
+def read_launch(payload: bytes) -> tuple[int, int, Pairs]:
+    """Of the payload of LAUNCH lease, step and drafts [n, 2]."""
+    lease, step = _STEP.unpack_from(payload)
+    drafts = np.frombuffer(payload, "<i4", offset=_STEP.size).astype(np.int32)
+    return lease, step, drafts.reshape(-1, 2)
 
 
 def send(to: socket.socket, kind: int, payload: bytes = b"") -> None:

@@ -15,6 +15,7 @@ from services.decoder.sampling.sampler import Sampler
 from services.decoder.steps.attention_meta import PagedKV
 from services.decoder.worker.inputs.rows import Flags, Longs
 from services.decoder.worker.launched_step import LaunchedStep
+from services.decoder.worker.plans.drafts import counts_of
 from services.decoder.worker.pooling import Pooling
 from services.decoder.worker.prompt_logprobs import PromptLogprobs
 from services.decoder.worker.slots.accepting import Accepting
@@ -75,6 +76,8 @@ class Collecting:
         result.tokens = tokens.astype("<i4").tobytes()
         if plan.drafts is not None:
             result.accepted = plan.drafts.accepted(tokens)
+        if len(plan.row_drafts):
+            result.drafted = counts_of(plan)
         ready, lost = self._embeddings.report()
         result.artifacts_ready.extend(ready)
         result.artifacts_lost.extend(lost)
@@ -95,6 +98,10 @@ class Collecting:
         batch = step.batch
         bad_rows = np.unique(batch.token_rows[~finite[: len(batch.token_rows)]])
         tainted = ~finite
+        if step.plan.proposed is not None and step.plan.drafts is not None:
+            # A draft that nobody asked for fails nothing: what was chosen behind it fails, and is taken back.
+            own = batch.last - step.plan.drafts.count[batch.rows.place]
+            bad_rows = bad_rows[~finite[own[bad_rows]]]
         tainted[: len(batch.token_rows)] |= np.isin(batch.token_rows, bad_rows)
         for after in later:  # their sequences may have been given the blocks
             tainted &= ~after.overwrites(batch.written, self._slots.block_size)
@@ -182,7 +189,8 @@ class Collecting:
         samples, owner = step.samples[kept], step.owners[kept]
         chosen = self._choice.finish(step, arrived, kept, later)
         if plan.drafts is not None:
-            self._accepting.cut(plan.drafts, samples, owner, chosen)
+            own = plan.proposed is not None
+            self._accepting.cut(plan.drafts, samples, owner, chosen, own=own)
         tokens[samples] = chosen.tokens
         for sample, error in chosen.failed.items():
             if int(owner[sample]) not in step.dropped:

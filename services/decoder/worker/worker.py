@@ -17,6 +17,7 @@ from services.decoder.models.cache_spec import cache_spec
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.ranks.rank_group import RankGroup
 from services.decoder.sampling.logits_processors.token_masks import TokenMatcher
+from services.decoder.speculation.proposer import Proposer
 from services.decoder.steps.attention_meta import PagedKV
 from services.decoder.steps.step import Step
 from services.decoder.worker.collecting import Collecting, Deliver
@@ -32,6 +33,7 @@ from services.decoder.worker.prompt_logprobs import PromptLogprobs
 from services.decoder.worker.recomputation import Recomputation
 from services.decoder.worker.row_checks import RowChecks
 from services.decoder.worker.slots.accepting import Accepting
+from services.decoder.worker.slots.drafting import Drafting
 from services.decoder.worker.slots.encoder_blocks import EncoderBlocks
 from services.decoder.worker.slots.kept_by_slot import (
     LayerStates,
@@ -63,9 +65,12 @@ class Worker:
         embeddings: Embeddings,
         matcher: TokenMatcher | None = None,
         adapters: PlannedAdapters | None = None,
+        proposer: Proposer | None = None,
+        max_drafts: int = 0,
     ) -> None:
         """Allocates the cache: `limits.num_blocks` on the device, touched. matcher: of grammars, which are refused
-        without one. adapters: those that plans load; none may be loaded unless given."""
+        without one. adapters: those that plans load; none may be loaded unless given. proposer: guesses up to
+        `max_drafts` tokens of a row where plans leave it to the decoder; without one none are guessed."""
         self.limits = limits
         self.embeddings = embeddings
         self.adapters = adapters or PlannedAdapters(model.drop_adapter)
@@ -98,8 +103,10 @@ class Worker:
             PromptPlaces(slots, model),
             logprobs,
             accepting := Accepting(),
+            drafting := Drafting(slots, proposer, max_drafts),
             pooling := Pooling(model),
         )
+        self._drafting = drafting
         self._preparations = Preparations(kept)
         self._changes = PlanChanges(
             device, slots, kept, self.sealed, embeddings, self.adapters, self._kv, host_kv
@@ -131,6 +138,11 @@ class Worker:
         # A row failed or has to be computed again: what is in flight is collected before the next launch.
         self._is_draining = False
         self._has_failed = False  # some row, since the last reset
+
+    @property
+    def max_drafts(self) -> int:
+        """Most drafts that it puts into a row by itself."""
+        return self._drafting.most
 
     @property
     def caches(self) -> Sequence[PagedKV]:
@@ -214,6 +226,7 @@ class Worker:
                     step.times.queue_us += step.watch.lap_us()
                     for earlier in self._in_flight:
                         earlier.dropped.update(plan.drop.tolist())
+                self._drafting.complete(plan)
                 self._apply(plan)
                 rows = self._checks.runnable(step)
                 if len(rows.slot):
@@ -281,6 +294,7 @@ class Worker:
         if self._in_flight[-1].must_precede(plan):
             return True
         slots = self.slots
-        touched = np.concatenate([plan.fork_parent, plan.set_token_slot, plan.draft_slot])
+        drafted = plan.row_slot[np.flatnonzero(plan.row_drafts)]
+        touched = np.concatenate([plan.fork_parent, plan.set_token_slot, plan.draft_slot, drafted])
         last = slots.tokens[touched, np.maximum(slots.length[touched] - 1, 0)]
         return bool((last == PENDING).any())

@@ -92,6 +92,7 @@ class SchedulerLoad(Collector):
         yield self._counters(
             "vllm:num_preemptions", "Preemptions since the lease.", lambda d: d.preemptions
         )
+        yield from self._drafts()
         yield self._cache_info()
         yield from self._adapters()
         yield self._step_tokens()
@@ -134,6 +135,31 @@ class SchedulerLoad(Collector):
             for reason, value in (("capacity", count - deferred), ("deferred", deferred)):
                 family.add_metric([self._model_name, str(engine), reason], value)
         return family
+
+    def _drafts(self) -> Iterable[Metric]:
+        """What became of drafts, where a decoder has some."""
+        drafting = [(n, d.drafts) for n, d in self._engines() if d.HasField("drafts")]
+        if not drafting:
+            return
+        counted = {
+            "drafts": ("Rows with drafts, since the lease.", [d.rows for _, d in drafting]),
+            "draft_tokens": ("Drafts in them.", [d.tokens for _, d in drafting]),
+            "accepted_tokens": ("Drafts that were right.", [sum(d.accepted) for _, d in drafting]),
+        }
+        for name, (text, values) in counted.items():
+            counter = CounterMetricFamily(f"vllm:spec_decode_num_{name}", text, labels=_LABELS)
+            for (engine, _), value in zip(drafting, values, strict=True):
+                counter.add_metric([self._model_name, str(engine)], value)
+            yield counter
+        places = CounterMetricFamily(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Drafts that were right, by their place behind a row's own token.",
+            labels=[*_LABELS, "position"],
+        )
+        for engine, drafts in drafting:
+            for place, count in enumerate(drafts.accepted):
+                places.add_metric([self._model_name, str(engine), str(place)], count)
+        yield places
 
     def _cache_info(self) -> Metric:
         names = ("block_size", "num_gpu_blocks", "num_cpu_blocks", "enable_prefix_caching")

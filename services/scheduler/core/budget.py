@@ -98,6 +98,7 @@ class Capacity:
     num_encoder_blocks: int = 0  # for the keys of media, where layers attend to them
     adapters: frozenset[str] = frozenset()  # digests of those that it has for as long as it runs
     max_adapters: int = 0  # that plans may load beside them
+    max_drafts: int = 0  # that it puts into a row by itself
     kv_cache_dtype: str = ""  # of keys and values, where it is not the model's own
 
     @property

@@ -108,6 +108,17 @@ class StepPlan(PlanColumns[list[int]]):
         self.sample_slot.append(sequence.slot)
         self.sample_sequence.append(sequence)
 
+    def spread(self, drafted: list[int]) -> list[int]:
+        """Of each token of a result the sample that it belongs to. drafted: how many drafts each row has that may have
+        some; such a row has one sample."""
+        asked = (row for row, most in enumerate(self.row_drafts) if most)
+        more = {row: count for row, count in zip(asked, drafted, strict=True) if count}
+        return [
+            sample
+            for sample, row in enumerate(self.sample_row)
+            for _ in range(1 + more.get(row, 0))
+        ]
+
     def add_pool(self, row: int, sequence: Sequence) -> None:
         """Pools a sequence whose last tokens are in a row."""
         self.pool_row.append(row)
@@ -140,16 +151,46 @@ class PendingStep:
     chunks: list[tuple[Sequence, int, int]] = field(default_factory=list)
     # In order, the blocks that a sequence found in the prefix cache, or (True) added to it by what it computes.
     cache_uses: list[tuple[Sequence, list[int], bool]] = field(default_factory=list)
+    # Rows that may have drafts, in order.
+    drafted: list["DraftedRow"] = field(default_factory=list)
+    slack: dict[int, int] = field(default_factory=dict)  # by row, where there is any
+
+    def put_lookahead(self) -> None:
+        """Says in the plan's columns which rows may have drafts, and which may start later."""
+        if not self.drafted and not self.slack:
+            return
+        count = len(self.plan.row_slot)
+        self.plan.row_drafts, self.plan.row_slack = [0] * count, [0] * count
+        for one in self.drafted:
+            self.plan.row_drafts[one.row] = one.most
+        for row, slack in self.slack.items():
+            self.plan.row_slack[row] = slack
+
+
+class DraftedRow(NamedTuple):
+    """A row that may have drafts."""
+
+    row: int
+    sample: int
+    sequence: Sequence
+    generation: int  # of the sequence, when it was planned
+    most: int
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
     """What a decoder answered to a plan: tokens in the order of its samples (-1 where the row failed)."""
 
-    tokens: list[int]
+    tokens: list[int]  # of a row with drafts the first one
     failed: dict[int, Error] = field(default_factory=dict)  # by row
     # Sample -> the most probable tokens and their log-probabilities, descending. For sequences of a beam search.
     top: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
+    drafted: list[int] = field(default_factory=list)  # drafts in each row that may have some
+    more: dict[int, list[int]] = field(
+        default_factory=dict
+    )  # by sample what follows, of right drafts
+    # By sample where in the decoder's columns it is; empty where these have one entry for each sample.
+    places: list[int] = field(default_factory=list)
 
 
 class Progress(NamedTuple):

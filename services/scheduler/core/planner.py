@@ -9,7 +9,8 @@ from collections.abc import Iterable
 from enum import Enum
 
 from services.scheduler.core.budget import Costs, StepBudget
-from services.scheduler.core.plan import PendingStep, StepPlan
+from services.scheduler.core.lookahead import Lookahead
+from services.scheduler.core.plan import DraftedRow, PendingStep, StepPlan
 from services.scheduler.core.sequence import Sequence, SequenceStatus
 from services.scheduler.core.state import DecoderState
 
@@ -34,6 +35,8 @@ class Planner:
         self._state = state
         self._capacity = state.capacity
         self.costs = Costs()
+        most = state.capacity.max_drafts
+        self.lookahead = Lookahead(most) if most else None
         self.prompt_budget = 0  # tokens that prompts could have in the last step with rows
         self._preemption_mode = preemption_mode
         self._step_target = step_target
@@ -52,6 +55,7 @@ class Planner:
                 break
         if step.plan.is_empty:
             return None
+        step.put_lookahead()
         state.send(step)
         return step.plan
 
@@ -83,6 +87,8 @@ class Planner:
         # Those that need a block come first, while it can still be taken from a sequence without a row in this plan.
         others = [s for s in selected if s.num_computed_tokens >= s.plain_until]
         plain = [s for s in selected if s.num_computed_tokens < s.plain_until]
+        if self.lookahead is not None and others:
+            self._choose_drafts(self.lookahead, others, plain)
         for sequence in others:
             if sequence.num_tokens - sequence.num_computed_tokens == 1:
                 self._schedule(step, sequence, budget)
@@ -99,6 +105,23 @@ class Planner:
                 self._schedule(step, sequence, budget)
         return prompt_budget
 
+    def _choose_drafts(
+        self, lookahead: Lookahead, others: list[Sequence], plain: list[Sequence]
+    ) -> None:
+        """For those that decode; the plain ones beside them have none."""
+        decoding = [s for s in others if s.num_tokens - s.num_computed_tokens == 1]
+        able = [
+            s
+            for s in decoding
+            if s.num_tokens > s.prompt_len
+            and s.beams is None
+            and not s.pooled_width
+            and not s.is_certainly_last
+        ]
+        if able:
+            reads_logits = any(s.reads_logits for s in (*decoding, *plain))
+            lookahead.choose(able, len(decoding) + len(plain), reads_logits=reads_logits)
+
     def _schedule(self, step: PendingStep, sequence: Sequence, budget: StepBudget) -> None:
         """Gives a running sequence the tokens that it may compute in this plan."""
         if sequence.status is not SequenceStatus.RUNNING or sequence.is_certainly_last:
@@ -106,9 +129,10 @@ class Planner:
         if sequence.beams is not None and sequence.in_flight:
             return  # its next token depends on the answer
         state, plan = self._state, step.plan
-        start = sequence.num_computed_tokens
+        start, slack = sequence.num_computed_tokens, sequence.slack
         count = self._chunk(sequence, start, budget)
-        if count <= 0 or not self._allocate(plan, sequence, start, count):
+        most = min(count + slack, sequence.length_limit - start)
+        if count <= 0 or not self._allocate(plan, sequence, start, most):
             return
         row = plan.add_row(sequence, start, count)
         sequence.num_computed_tokens = start + count
@@ -121,10 +145,40 @@ class Planner:
         elif sequence.pooled_width:
             _pool(plan, row, sequence)
         else:
+            if self.lookahead is not None and (slack or sequence.num_drafts):
+                self._draft(step, row, sequence, budget)
             _sample(plan, row, sequence)
             if sequence.beams is None:
                 allocated = len(sequence.blocks) * self._capacity.block_size
                 sequence.plain_until = min(allocated, sequence.length_limit - 1)
+                if self.lookahead is not None:
+                    self._look_again(self.lookahead, sequence)
+
+    def _draft(self, step: PendingStep, row: int, sequence: Sequence, budget: StepBudget) -> None:
+        """Lets a row start as late as it may, and have drafts: as many as were chosen and find room without taking it
+        from others."""
+        state, plan = self._state, step.plan
+        if sequence.slack:
+            step.slack[row] = sequence.slack
+        most = min(sequence.num_drafts, budget.whole)
+        most = min(most, sequence.length_limit - sequence.num_tokens - 1)
+        end = plan.row_start[row] + plan.row_count[row] + sequence.slack
+        missing = self._capacity.blocks_for(end + most) - len(sequence.blocks)
+        if 0 < missing <= state.blocks.num_free - self._watermark:
+            state.tables.grow(plan, sequence, missing)
+        most = min(most, len(sequence.blocks) * self._capacity.block_size - end)
+        if most > 0:
+            sample = len(plan.sample_row)
+            step.drafted.append(DraftedRow(row, sample, sequence, sequence.generation, most))
+            sequence.slack += most
+            plan.num_tokens += most
+            plan.num_pairs += most * end
+
+    def _look_again(self, lookahead: Lookahead, sequence: Sequence) -> None:
+        """When drafts are chosen anew: for the next row, where there are some, else after some tokens."""
+        later = 0 if sequence.slack else lookahead.looks_after(sequence)
+        sequence.plain_until = min(sequence.plain_until, sequence.num_computed_tokens + later)
+        sequence.num_drafts = 0
 
     def _chunk(self, sequence: Sequence, start: int, budget: StepBudget) -> int:
         """How many tokens from `start` on a sequence may compute. What is computed whole may exceed the budget."""

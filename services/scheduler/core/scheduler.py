@@ -4,6 +4,7 @@ from typing import Any
 
 from services.scheduler.core.beams import BeamSearch, Continuation
 from services.scheduler.core.budget import Capacity, Costs
+from services.scheduler.core.lookahead import Lookahead
 from services.scheduler.core.plan import PendingStep, StepOutput, StepPlan, StepProgress
 from services.scheduler.core.planner import Planner, PreemptionMode
 from services.scheduler.core.sequence import (
@@ -44,6 +45,23 @@ class Scheduler:
     def costs(self) -> Costs:
         """What steps cost; updated by the caller, who measures."""
         return self._planner.costs
+
+    @property
+    def lookahead(self) -> Lookahead | None:
+        """How many drafts rows have; None where the decoder puts none into them."""
+        return self._planner.lookahead
+
+    def learn(self, plan: StepPlan, output: StepOutput, took: float) -> None:
+        """A plan with rows took so many microseconds; to be called before `complete`."""
+        drafted = sum(output.drafted)
+        unused = sum(plan.row_drafts) - drafted
+        if unused:
+            plan.num_pairs -= plan.num_pairs * unused // plan.num_tokens
+            plan.num_tokens -= unused
+        self.costs.learn(plan.num_tokens, plan.num_pairs, took)
+        if self.lookahead is not None:
+            accepted = sum(map(len, output.more.values()))
+            self.lookahead.measure(plan, drafted, accepted, took)
 
     @property
     def prompt_budget(self) -> int:
@@ -124,6 +142,8 @@ class Scheduler:
         for row in output.failed:
             self._fail(progress, step, output, row)
         state.in_flight.popleft()
+        if step.drafted:
+            self._take_in_drafts(step, output)
         self._end_pooled(progress, step)
         for search in self._commit(progress, step, output):
             if not search.done and search.is_answered:
@@ -144,6 +164,9 @@ class Scheduler:
     ) -> dict[BeamSearch[Sequence], None]:
         """Appends tokens to their sequences. Returns the searches that were answered."""
         searches: dict[BeamSearch[Sequence], None] = {}
+        if output.places:
+            self._commit_several(progress, step, output, searches)
+            return searches
         sequences, tokens = step.plan.sample_sequence, output.tokens
         samples = list(range(len(tokens)))
         if step.restarted or [s for s in sequences if s.is_special]:
@@ -161,6 +184,40 @@ class Scheduler:
             if len(history) >= sequence.watch_from or token in sequence.stop_token_ids:
                 self._settle(progress, index, sequence, token)
         return searches
+
+    def _take_in_drafts(self, step: PendingStep, output: StepOutput) -> None:
+        """Sequences whose drafts were right have come further than their rows were planned to."""
+        for one, drafted in zip(step.drafted, output.drafted, strict=True):
+            sequence = one.sequence
+            if sequence in step.restarted or sequence.ended:
+                continue
+            more = len(output.more.get(one.sample, ()))
+            sequence.slack -= one.most
+            sequence.num_tokens += more
+            # One that has lost its blocks meanwhile goes on from where those were.
+            if sequence.generation == one.generation:
+                sequence.num_computed_tokens += more
+            if self.lookahead is not None:
+                self.lookahead.learn(sequence, drafted, more)
+
+    def _commit_several(
+        self,
+        progress: StepProgress,
+        step: PendingStep,
+        output: StepOutput,
+        searches: dict[BeamSearch[Sequence], None],
+    ) -> None:
+        """As `_commit`, where samples may have several tokens: what comes after an ending is dropped."""
+        for sample in _wanted(step, output, searches):
+            sequence, place = step.plan.sample_sequence[sample], output.places[sample]
+            for token in (output.tokens[sample], *output.more.get(sample, ())):
+                sequence.tokens.append(token)
+                progress.add(sequence, token, None, place)
+                place += 1
+                if len(sequence.tokens) >= sequence.watch_from or token in sequence.stop_token_ids:
+                    self._settle(progress, len(progress) - 1, sequence, token)
+                    if sequence.ended:
+                        break
 
     def _settle(self, progress: StepProgress, index: int, sequence: Sequence, token: int) -> None:
         """After a commit that may have filled a block or ended the sequence."""

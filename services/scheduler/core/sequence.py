@@ -118,6 +118,8 @@ class Sequence:
     num_logprobs: int = -1
     # Something is made of every token of its prompt: all of it must be computed, in order.
     reads_prompt: bool = False
+    # Its tokens are not simply those with the largest logits: choosing them may read the whole output matrix.
+    reads_logits: bool = False
     # Numbers of the vector that its prompt becomes; 0: it generates tokens.
     pooled_width: int = 0
     # Chooses its tokens; what the decoder samples is then ignored.
@@ -143,6 +145,18 @@ class Sequence:
     was_recomputed: bool = False  # what it had lost was computed again after its first token
     plain_until: int = 0  # a row of one token that starts below needs no block and is not the last
     watch_from: int = 0  # commits that make it this long, or longer, need a look
+    # Drafts that the decoder may put into its next row, and may have put into rows that were not answered yet: by so
+    # many tokens it may be longer than `num_tokens`, and computed further than `num_computed_tokens`.
+    num_drafts: int = 0
+    slack: int = 0
+    acceptance: float = -1.0  # share of its latest drafts that were right; -1: it had none
+    drafts_run: int = 0
+    drafts_right: int = 0
+    misses: int = 0  # rows in a row that could have drafts, and for which there were none
+    asked_from: int = 0  # the step from which on there may be some again, after several misses
+    # With so many tokens it gets a draft, though those before did not pay, and the next one after so many more.
+    probe_from: int = 0
+    probe_after: int = 0
 
     def __post_init__(self) -> None:
         self.num_tokens = len(self.tokens)
@@ -192,6 +206,7 @@ class Sequence:
             arrival=self.arrival,
             isolated_until=self.isolated_until,
             num_logprobs=self.num_logprobs,
+            reads_logits=self.reads_logits,
             beams=self.beams,
             payload=self.payload,
             block_hashes=list(self.block_hashes),

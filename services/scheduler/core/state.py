@@ -135,7 +135,7 @@ class DecoderState:
 
     def _wait(self, sequence: Sequence) -> None:
         sequence.status = SequenceStatus.WAITING
-        sequence.plain_until = 0
+        sequence.plain_until = sequence.num_drafts = 0
         insort(self.waiting, sequence, key=self.policy)
         self.adapters.ask(sequence)
 
@@ -193,7 +193,7 @@ class DecoderState:
         if sequence.beams is not None:
             sequence.beams.forget_answer(sequence)
         self.slots.drop(sequence)
-        sequence.num_tokens = len(sequence.tokens)
+        sequence.num_tokens, sequence.slack = len(sequence.tokens), 0
         if sequence.status is SequenceStatus.RUNNING:
             self._lose_blocks(sequence)
         else:

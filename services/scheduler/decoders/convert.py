@@ -8,6 +8,7 @@ import numpy as np
 
 from services.scheduler.core.blocks import root_of
 from services.scheduler.core.budget import AttentionKind, Capacity, Parts
+from services.scheduler.core.lookahead import Lookahead
 from services.scheduler.core.plan import StepOutput, StepPlan
 from services.scheduler.core.sequence import Ending, EndReason, Error, Sequence
 from services.scheduler.output.logprobs import StepLogprobs
@@ -15,6 +16,7 @@ from shared.step_columns import PLAN_COLUMNS, RESULT_COLUMNS
 from tessera.common.v1 import ending_pb2
 from tessera.common.v1.ending_pb2 import Failure
 from tessera.decoder.v1 import decoder_pb2
+from tessera.scheduler.v1.scheduler_pb2 import DraftTotals
 
 if TYPE_CHECKING:
     from services.scheduler.output.request import Request
@@ -50,6 +52,7 @@ def capacity_of(hello: decoder_pb2.Hello) -> Capacity:
         num_encoder_blocks=hello.encoder_blocks,
         adapters=frozenset(hello.adapters) - frozenset(hello.loaded_adapters),
         max_adapters=hello.max_adapters,
+        max_drafts=hello.max_drafts,
         kv_cache_dtype=hello.kv_cache_dtype,
     )
 
@@ -91,6 +94,8 @@ def plan_message(plan: StepPlan, lease: int, capacity: Capacity) -> decoder_pb2.
 def output_of(plan: StepPlan, result: decoder_pb2.StepResult) -> StepOutput:
     """What a decoder answered to a plan."""
     output = StepOutput(np.frombuffer(result.tokens, RESULT_COLUMNS["tokens"]).tolist())
+    if plan.row_drafts:
+        output = _with_drafts(plan, result, output.tokens)
     for failed in result.failed:
         why = failed.failure
         output.failed[failed.row] = Error(
@@ -105,8 +110,35 @@ def output_of(plan: StepPlan, result: decoder_pb2.StepResult) -> StepOutput:
     if result.top_ids:
         beams = [i for i, s in enumerate(plan.sample_sequence) if s.beams is not None]
         logprobs = StepLogprobs(plan, result)
-        output.top.update((sample, logprobs.top(sample)) for sample in beams)
+        places = output.places or range(len(output.tokens))
+        output.top.update((sample, logprobs.top(places[sample])) for sample in beams)
     return output
+
+
+def _with_drafts(plan: StepPlan, result: decoder_pb2.StepResult, tokens: list[int]) -> StepOutput:
+    """The answer to a plan whose rows may have drafts: a sample may have several tokens."""
+    drafted = np.frombuffer(result.drafted, RESULT_COLUMNS["drafted"]).tolist()
+    if not any(drafted):
+        return StepOutput(tokens, drafted=drafted or [0] * sum(map(bool, plan.row_drafts)))
+    found: dict[int, list[int]] = {}
+    places: list[int] = []
+    for place, sample in enumerate(plan.spread(drafted)):
+        if sample not in found:
+            found[sample] = []
+            places.append(place)
+        found[sample].append(tokens[place])
+    first = [found[sample][0] for sample in range(len(places))]
+    more = {
+        s: several for s, (_, *rest) in found.items() if (several := [t for t in rest if t >= 0])
+    }
+    return StepOutput(first, drafted=drafted, more=more, places=places)
+
+
+def draft_totals(lookahead: Lookahead | None) -> DraftTotals | None:
+    """What became of drafts; None where there are none."""
+    if lookahead is None:
+        return None
+    return DraftTotals(rows=lookahead.rows, tokens=lookahead.tokens, accepted=lookahead.accepted)
 
 
 def _not_pooled(sequence: Sequence, given: bytes) -> Error:

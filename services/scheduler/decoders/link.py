@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import grpc.aio
 import structlog
 
-from services.scheduler.core.plan import StepPlan, StepProgress
+from services.scheduler.core.plan import StepOutput, StepPlan, StepProgress
 from services.scheduler.core.planner import PreemptionMode
 from services.scheduler.core.scheduler import Scheduler
 from services.scheduler.core.sequence import Error, Policy, Sequence
@@ -308,6 +308,7 @@ class DecoderLink:
             running_adapters=_adapter_names(state.running),
             waiting_adapters=_adapter_names(state.waiting),
             max_adapters=len(core.capacity.adapters) + core.capacity.max_adapters,
+            drafts=convert.draft_totals(core.lookahead),
         )
 
     def predict(self, tokens: int) -> float:
@@ -361,9 +362,10 @@ class DecoderLink:
             answered = self._sent[0]
             plan, now = answered.plan, monotonic()
             began, ended = answered.began, now
-            self._learn(plan, now - answered.began, result.times)
+            output = convert.output_of(plan, result)
+            self._learn(plan, output, now - began, result.times)
             self._statistics.add(plan, now - answered.sent, now - answered.began, result.times)
-            progress = self.core.complete(convert.output_of(plan, result))
+            progress = self.core.complete(output)
             self._sent.popleft()
             if self._sent:  # the next one began then
                 self._sent[0].began = now
@@ -384,11 +386,13 @@ class DecoderLink:
         self._on_step(progress, plan, result)
         self._statistics.log_s += monotonic() - begin
 
-    def _learn(self, plan: StepPlan, seconds: float, times: decoder_pb2.StepTimes) -> None:
+    def _learn(
+        self, plan: StepPlan, output: StepOutput, seconds: float, times: decoder_pb2.StepTimes
+    ) -> None:
         """Keeps the estimates of what steps, tokens and moves of blocks take. A step is what a client waits for, by the
         clock here: what the decoder says of it lacks the way."""
         if plan.num_tokens:
-            self.core.costs.learn(plan.num_tokens, plan.num_pairs, 1e6 * seconds)
+            self.core.learn(plan, output, 1e6 * seconds)
         if plan.num_swapped or self._moves.is_begun:
             self._moves.observe(plan.num_swapped, times.prepare_us)
             self.core.costs.of_block = self._moves.of_block

@@ -1,5 +1,6 @@
 """What the steps of one decoder mean for the timelines of requests: written at their events, never for each token."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from services.scheduler.core.plan import StepPlan
@@ -88,6 +89,7 @@ class StepTrace:
                 replica=self._replica,
                 tokens=tokens,
                 **_means(self._statistics.sums() - sums),
+                **_drafts(request.all_sequences),
             )
         for sequence in request.all_sequences:
             self._prompts.pop(sequence, None)
@@ -174,6 +176,13 @@ class StepTrace:
                 swapped=swapped,
                 tokens=len(sequence.tokens),
             )
+
+
+def _drafts(sequences: Iterable[Sequence]) -> dict[str, int]:
+    """How many drafts there were, and how many were right, where there were any."""
+    counts = [(s.drafts_run, s.drafts_right) for s in sequences if s.drafts_run]
+    run, right = (sum(numbers) for numbers in zip(*counts, strict=True)) if counts else (0, 0)
+    return {"drafts": run, "accepted_drafts": right} if run else {}
 
 
 def _times(times: StepTimes) -> dict[str, Any]:

@@ -17,13 +17,15 @@ Ids = npt.NDArray[np.int32]
 
 
 class StepLogprobs:
-    """What a decoder said of each sample: its own log-probability and the most probable tokens."""
+    """What a decoder said of each token that it chose: its own log-probability and the most probable tokens."""
 
     def __init__(self, plan: StepPlan, result: decoder_pb2.StepResult) -> None:
         self._own: Floats = _column(result, "logprobs")
         self._ids: Ids = _column(result, "top_ids")
         self._values: Floats = _column(result, "top_logprobs")
         asked = np.array([max(0, s.num_logprobs) for s in plan.sample_sequence], np.int64)
+        if result.drafted:
+            asked = asked[plan.spread(_column(result, "drafted").tolist())]
         given = _as_given(asked, len(self._ids))
         self._end = np.cumsum(given)
         self._begin = self._end - given

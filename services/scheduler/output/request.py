@@ -34,9 +34,9 @@ from tessera.decoder.v1.decoder_pb2 import Hello
 
 _PRIORITIES = {"interactive": 0, "batch": 1}
 SUSPECT = 2  # lost decoders after which it is isolated ...
-# ... up to the place where it was when the last one was lost, which was two plans ahead of the log at the most, and a
-# little farther; to its end if it was past that place and another one was lost nevertheless.
-_ISOLATED_FOR = 4
+# ... up to the place where it was when the last one was lost, which was two plans ahead of the log at the most, with
+# three drafts each, and a little farther; to its end if it was past that place and another one was lost nevertheless.
+_ISOLATED_FOR = 12
 _TO_ITS_END = 1 << 40
 
 
@@ -348,6 +348,7 @@ class Request:
             isolated_until=self._isolated_until(len(self._prompt) + len(generated)),
             num_logprobs=self.sampling.logprobs if self.sampling.HasField("logprobs") else -1,
             reads_prompt=pooling.rows == PooledRows.POOLED_ROWS_MEAN,
+            reads_logits=_reads_logits(sampling),
             pooled_width=pooling.width,
             beams=self._search,
         )
@@ -376,3 +377,23 @@ def _named(item: MediaItem, content: bytes, numerics: str) -> MediaItem:
     named.CopyFrom(item)
     named.digest = embedding_name(content, item.digest, numerics)
     return named
+
+
+def _reads_logits(sampling: SamplingParams) -> bool:
+    """Whether a token is more than the one with the largest logit, which decoders may find sooner than all logits."""
+    changed = (
+        sampling.temperature,
+        sampling.repetition_penalty != 1,
+        sampling.presence_penalty,
+        sampling.frequency_penalty,
+        sampling.min_tokens,
+        sampling.no_repeat_ngram_size,
+        sampling.grammar,
+        sampling.HasField("logprobs"),
+        sampling.logit_bias,
+        sampling.allowed_token_ids,
+        sampling.bad_token_ids,
+        sampling.bad_words,
+        sampling.first_bad_token_ids,
+    )
+    return any(changed)

@@ -176,6 +176,23 @@ async def test_cached_tokens_and_preemptions_of_requests(stage: Stage) -> None:
     assert (total(found, f"{name}_sum"), total(found, f"{name}_count")) == (3, 1)
 
 
+async def test_drafts_are_counted_as_vllm_counts_them(stage: Stage) -> None:
+    name = "vllm:spec_decode_num_"
+    found = await samples_of(stage.http)
+    async with asyncio.timeout(60):
+        while not total(found, f"{name}drafts_total"):
+            await asyncio.sleep(0.1)
+            found = await samples_of(stage.http)
+    told = [
+        total(found, f"{name}{of}_total") for of in ("drafts", "draft_tokens", "accepted_tokens")
+    ]
+    assert told == [6, 15, 8]
+    by_place = f"{name}accepted_tokens_per_pos_total"
+    assert [total(found, by_place, position=p) for p in "012"] == [5, 3, 0]
+    engines = {s.labels["engine"] for s in found if s.name.startswith(name)}
+    assert len(engines) == 1  # the other decoder has no drafts
+
+
 async def test_waiting_requests_are_told_apart(stage: Stage) -> None:
     loads = [
         DecoderLoad(decoder_id="one", waiting=5, waiting_for_media=2),

@@ -40,6 +40,7 @@ VALUES = (
     "priority",
     "swap",
     "on",
+    "suffix",
     "image=2",
     "native",
     "openai",

@@ -43,6 +43,8 @@ class AnyOrder(RuleBasedStateMachine):
         whole=st.sampled_from([False, False, True]),
         has_state=st.sampled_from([False, False, True]),
         encoder_budget=st.sampled_from([1, 8, None]),
+        drafts=st.sampled_from([0, 1, 3]),
+        accuracy=st.sampled_from([0.02, 0.7, 1.0]),
     )
     def begin(
         self,
@@ -57,6 +59,8 @@ class AnyOrder(RuleBasedStateMachine):
         whole: bool,
         has_state: bool,
         encoder_budget: int | None,
+        drafts: int,
+        accuracy: float,
     ) -> None:
         media = kind is AttentionKind.BIDIRECTIONAL_MEDIA and not whole
         longest = SPAN if media else blocks * BLOCK
@@ -69,12 +73,13 @@ class AnyOrder(RuleBasedStateMachine):
             num_host_blocks=host,
             has_state=has_state,
             max_step_tokens=longest + slots - 1,
+            max_drafts=0 if whole or has_state else drafts,
         )
         self.scheduler = Scheduler(
             limits, encoder_budget, POLICIES[policy], preemption_mode=mode, step_target=target_us
         )
         self.scheduler.costs.announced(2, 2)
-        self.drive = Drive(self.scheduler)
+        self.drive = Drive(self.scheduler, accuracy)
         self.blocks, self.host = blocks, host
         self.number = 0
         self.has_state = has_state

@@ -43,8 +43,9 @@ class VirtualWorker(ArithmeticWorker):
         broken: Callable[[str], None],
         needs: Needs | None = None,
         model: Model = MODEL,
+        accuracy: float = 0.0,
     ) -> None:
-        super().__init__(limits, broken, needs, model)
+        super().__init__(limits, broken, needs, model, accuracy)
         self.embeddings = Embeddings(ArtifactReader(), lambda tensor: tensor.float(), 64)
         self.adapters = PlannedAdapters(lambda lora_id: None)
         self._executor = executor
@@ -68,7 +69,7 @@ class VirtualWorker(ArithmeticWorker):
         ready, lost = self.embeddings.report()
         result.artifacts_ready.extend(ready)
         result.artifacts_lost.extend(lost)
-        count = int(plan.row_count.sum())
+        count = int(plan.row_count.sum())  # with drafts
         seconds = self._seconds(count) if count else 0.0002
         result.times.CopyFrom(StepTimes(queue_us=queue_us, forward_us=int(seconds * 1e6)))
         self._executor.busy(seconds, lambda: deliver(result))

@@ -11,8 +11,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from services.decoder.media.media_spans import MediaSpan
+from services.decoder.speculation.proposer import Proposer
 from services.decoder.steps.needs import AttentionKind, Needs
+from services.decoder.worker.plans.drafts import NO_DRAFT, Drafts, counts_of
 from services.decoder.worker.plans.plan import Ints, Limits, Plan
+from services.decoder.worker.slots.accepting import Accepting
+from services.decoder.worker.slots.drafting import Drafting
+from services.decoder.worker.slots.kept_by_slot import Introduced
 from services.decoder.worker.slots.sealed_blocks import SealedBlocks
 from services.decoder.worker.slots.slots import ANY_START, SlotTable
 from shared.block_hash import block_names
@@ -49,7 +54,32 @@ class Step:
     rows: list[tuple[int, ...]]  # slot, start, count
     result: StepResult
     ends: list[int | None]  # by row: the state at its end; None where it failed
+    drafts: list[int] = field(default_factory=list)  # by row; empty where none has any
     written: dict[tuple[int, int], None] = field(default_factory=dict)  # block and place in it
+
+
+class Guessing(Proposer):
+    """Drafts of which a share is right, the same ones in every run."""
+
+    def __init__(self, worker: "ArithmeticWorker", accuracy: float) -> None:
+        self._worker, self._accuracy = worker, accuracy
+
+    def begin(self, slot: int, scope: bytes) -> None:
+        """Knows all that it needs."""
+
+    def end(self, slot: int, answer: Ints) -> None:
+        """Keeps nothing."""
+
+    def propose(self, slot: int, tokens: Ints, most: int) -> list[int]:
+        """By the arithmetic itself, with mistakes."""
+        state = mix(self._worker.state_of(slot, len(tokens) - 1), int(tokens[-1]))
+        found: list[int] = []
+        while len(found) < most:
+            is_right = mix(state, 41) % 1000 < 1000 * self._accuracy
+            token = self._worker.likely(state, slot)
+            found.append(token if is_right else (token + 1) % MODEL.vocabulary)
+            state = mix(state, found[-1])
+        return found
 
 
 class ArithmeticWorker:
@@ -64,7 +94,10 @@ class ArithmeticWorker:
         broken: Callable[[str], None],
         needs: Needs | None = None,
         model: Model = MODEL,
+        accuracy: float = 0.0,
+        max_drafts: int = 3,
     ) -> None:
+        """accuracy: share of the drafts that are right which it puts into rows, up to `max_drafts`; 0 puts none."""
         self.limits = limits
         self._model = model
         self.needs = needs or Needs()
@@ -76,6 +109,11 @@ class ArithmeticWorker:
             MODEL.vocabulary,
             media_ids=MODEL.vocabulary if limits.num_encoder_blocks else 0,
         )
+        guessing = None if is_alone(self.needs) or not accuracy else Guessing(self, accuracy)
+        self._drafting = Drafting(self.slots, guessing, max_drafts)
+        self._accepting = Accepting()
+        self.max_drafts = self._drafting.most
+        self.drafts_right = self.drafts_wrong = 0
         self.blocks_copied = 0
         self.blocks_swapped_in = 0
         self.content = [[NEVER] * limits.block_size for _ in range(limits.num_blocks)]
@@ -110,24 +148,33 @@ class ArithmeticWorker:
 
     def run(self, plan: Plan) -> StepResult:
         """Applies a plan and computes its rows."""
+        self._drafting.complete(plan)
         self.apply(plan)
+        if plan.drafts is not None:
+            for slot in np.unique(plan.drafts.slots).tolist():
+                self.slots.put_drafts(slot, plan.drafts.of_slot(slot))
         rows = list(columns(plan.row_slot, plan.row_start, plan.row_count))
         result = StepResult(lease=plan.lease, step=plan.step)
         step = Step(rows, result, [None] * len(rows))
+        if plan.drafts is not None:
+            step.drafts = plan.drafts.count.tolist()
         # In order of position: a row may read a block that an earlier row of the same step fills.
         for row in sorted(range(len(rows)), key=lambda row: rows[row][1]):
             step.ends[row] = self.compute(row, step)
         blocks = dict.fromkeys(block for block, _ in step.written)
         self.sealed.overwrite(np.fromiter(blocks, np.int64, len(blocks)))
-        for (slot, start, count), end in zip(rows, step.ends, strict=True):
+        drafts = step.drafts or [0] * len(rows)
+        for (slot, start, count), more, end in zip(rows, drafts, step.ends, strict=True):
             if end is not None:
-                self.slots.computed[slot] = start + count
+                self.slots.computed[slot] = start + count - more
         for child, parent in columns(plan.fork_child, plan.fork_parent):
             samples_parent = child in plan.sample_slot and child not in plan.row_slot
             if samples_parent and not self.slots.failed[parent]:
                 self._states[child] = self._states[parent]
         self._score_prompts(step)
         self._sample(plan, step)
+        if len(plan.row_drafts):
+            result.drafted = counts_of(plan)
         self._pool(plan, step)
         return result
 
@@ -146,9 +193,12 @@ class ArithmeticWorker:
             self._check(bool(new.root_name) != alone, f"the root is {new.root_name!r}")
             self._check_encoder_blocks()
             self._note_logprobs(new)
+            self._begin_drafts(new)
             self.use(new.slot)
         for child, parent, choice in columns(plan.fork_child, plan.fork_parent, plan.fork_choice):
             slots.fork(child, parent, choice)
+            self._drafting.fork(child, parent, choice)
+            self._accepting.fork(child, parent, choice)
             self._states[child] = self._states.get(parent, (0, 0))
             if parent in self._num_top:
                 self._num_top[child] = self._num_top[parent]
@@ -173,6 +223,8 @@ class ArithmeticWorker:
             self._num_top.pop(slot, None)
             self._num_prompt_top.pop(slot, None)
             self._widths.pop(slot, None)
+            self._drafting.drop(slot)
+            self._accepting.drop(slot)
         self.slots.drop(slots)
 
     def embedding_rows(self, span: MediaSpan, first: int, last: int) -> list[int]:
@@ -185,7 +237,7 @@ class ArithmeticWorker:
         slot, start, count = step.rows[row]
         if self.slots.failed[slot]:
             return None
-        why = self._mismatch(slot, start, start + count)
+        why = self._mismatch(slot, start, start + count, step.drafts[row] if step.drafts else 0)
         if why is not None:
             self._check(self._has_failed, why)
             self.fail(row, Precondition("ROW_MISMATCH", why), step)
@@ -230,6 +282,27 @@ class ArithmeticWorker:
         """The state before a sequence's first token. Raises what the embeddings of a prefix raise."""
         length = int(self.slots.prompt_len[slot]) if has_prefix(self.needs) else 0
         return first_state(self.slots.root_name[slot], self.values(slot, 0, length))
+
+    def _begin_drafts(self, new: NewSequence) -> None:
+        introduced = Introduced(new, np.frombuffer(new.tokens, "<i4").astype(np.int64))
+        self._drafting.introduce(new.slot, introduced)
+        self._accepting.introduce(new.slot, introduced)
+
+    def _goes_on(self, drafts: Drafts, sample: int, slot: int, token: int) -> bool:
+        """Whether what comes behind a draft counts, once the token in its place is chosen."""
+        expected = int(drafts.expected[sample])
+        self.drafts_right += token == expected
+        self.drafts_wrong += expected not in (token, NO_DRAFT)
+        return token == expected and not self._accepting.ends(slot, token)
+
+    def state_of(self, slot: int, tokens: int) -> int:
+        """The state behind so many tokens of a slot, as its blocks have it."""
+        block = int(self.slots.table[slot, (tokens - 1) // self.limits.block_size])
+        return self.content[block][(tokens - 1) % self.limits.block_size]
+
+    def likely(self, state: int, slot: int) -> int:
+        """What a slot goes on with."""
+        return self._model.next_token(state, int(self.slots.choice[slot]))
 
     def _note_logprobs(self, new: NewSequence) -> None:
         if new.HasField("pooling"):
@@ -279,13 +352,16 @@ class ArithmeticWorker:
                 whole = whole and not (first < start < span.end or first < end < span.end)
         self._check(bool(whole), f"slot {slot}: a row from {start} to {end} of what must be whole")
 
-    def _mismatch(self, slot: int, start: int, end: int) -> str | None:
+    def _mismatch(self, slot: int, start: int, end: int, drafts: int) -> str | None:
         slots, here = self.slots, int(self.slots.computed[slot])
         if not slots.known[slot]:
             return f"a row of slot {slot}, which holds nothing"
         if here not in (ANY_START, start):
             return f"slot {slot}: {start} planned, {here} computed"
-        if end > slots.length[slot] or end > slots.table_len[slot] * self.limits.block_size:
+        if (
+            end - drafts > slots.length[slot]
+            or end > slots.table_len[slot] * self.limits.block_size
+        ):
             return f"slot {slot}: a row to {end}, beyond its tokens or blocks"
         return None
 
@@ -295,19 +371,30 @@ class ArithmeticWorker:
         tokens: list[int] = []
         own: list[float] = []
         top: list[tuple[int, float]] = []
-        for row, slot in columns(plan.sample_row, plan.sample_slot):
-            state, end = step.ends[row], step.rows[row][1] + step.rows[row][2]
+        drafts = plan.drafts
+        behind = [0] * len(plan.sample_row) if drafts is None else drafts.behind.tolist()
+        closed: set[int] = set()  # slots of which nothing more counts
+        for sample, (row, slot) in enumerate(columns(plan.sample_row, plan.sample_slot)):
+            state, end = step.ends[row], step.rows[row][1] + step.rows[row][2] - behind[sample]
             num_top = self._num_top.get(slot)
-            if state is None or slots.failed[slot]:
+            if state is None or slots.failed[slot] or slot in closed:
                 tokens.append(-1)
                 own.append(float("nan"))
                 top += [(0, float("nan"))] * (num_top or 0)
                 continue
+            if behind[sample]:
+                state = self.state_of(slot, end)
             length = int(slots.length[slot])
             self._check(length == end, f"slot {slot}: a sample at {end} of {length} tokens")
             tokens.append(self._model.next_token(state, int(slots.choice[slot])))
             own.append(float("nan") if num_top is None else MODEL.logprobs(state)[tokens[-1]])
             top += MODEL.top(state, num_top) if num_top else []
+            if (
+                drafts is not None
+                and drafts.count[row]
+                and not self._goes_on(drafts, sample, slot, tokens[-1])
+            ):
+                closed.add(slot)
             owner = np.asarray([slot])
             place = np.asarray([end], np.int32)
             slots.extend(owner, place)

@@ -45,6 +45,7 @@ from tessera.preprocess.v1.preprocess_pb2 import (
 from tessera.scheduler.v1.queue_pb2 import LogBatch, LogEvent, RequestSpec
 from tessera.scheduler.v1.scheduler_pb2 import (
     DecoderLoad,
+    DraftTotals,
     Durations,
     GetLoadResponse,
     TokenCounts,
@@ -232,6 +233,7 @@ class SchedulerPlayer:
                     step_target_us=250_000,
                     step_predicted_us=125_000,
                     prompt_budget=48,
+                    drafts=DraftTotals(rows=6, tokens=15, accepted=[5, 3, 0]),
                     read_steps=Durations(bounds_s=[0.1, 0.25], counts=[4, 2, 1], total_s=1.5),
                 ),
                 DecoderLoad(

@@ -5,6 +5,7 @@ each stands as long as the drafts before it are what was chosen: the tokens are 
 """
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -14,6 +15,17 @@ Ints = np.ndarray[tuple[int], np.dtype[np.int32]]
 Longs = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 NO_DRAFT = -1  # what is expected of a row's last sample
+
+
+class Drafted(Protocol):
+    """A plan."""
+
+    row_slot: Ints
+    row_count: Ints
+    row_drafts: Ints
+    sample_row: Ints
+    sample_slot: Ints
+    drafts: "Drafts | None"
 
 
 @dataclass(frozen=True)
@@ -62,3 +74,22 @@ class Drafts:
         right = (tokens == self.expected) & (self.expected != NO_DRAFT)
         counts = np.bincount(self.row_of[right], minlength=len(self.count))
         return counts[self.count > 0].astype(RESULT_COLUMNS["accepted"]).tobytes()
+
+
+def put_into(plan: Drafted, rows: Ints, tokens: Ints) -> None:
+    """Adds drafts to rows of a plan that has none: as many tokens to run, and samples behind that of the row. rows: of
+    each draft, ascending."""
+    added = np.bincount(rows, minlength=len(plan.row_slot))
+    plan.row_count = (plan.row_count + added).astype(np.int32)
+    samples = 1 + added[plan.sample_row]
+    plan.sample_row = np.repeat(plan.sample_row, samples)
+    plan.sample_slot = np.repeat(plan.sample_slot, samples)
+    slots = plan.row_slot[rows]
+    plan.drafts = Drafts.of(slots, tokens, plan.row_slot, added, plan.sample_row)
+
+
+def counts_of(plan: Drafted) -> bytes:
+    """The result's `drafted`: how many drafts each row has that may have some."""
+    asked = plan.row_drafts > 0
+    added = np.zeros(len(plan.row_slot), np.int64) if plan.drafts is None else plan.drafts.count
+    return added[asked].astype(RESULT_COLUMNS["drafted"]).tobytes()

@@ -56,6 +56,10 @@ class Plan(PlanColumns[Ints]):
     # Of each of `load_adapters`: adds it to the model, once it is read.
     reading: "Sequence[Future[Callable[[], None]]]" = field(default=(), init=False)
     drafts: Drafts | None = None  # None in a plan without
+    # Rows and their drafts [drafts, 2] where row_drafts asks for some, once they are known (`Drafting.complete`).
+    proposed: "np.ndarray[tuple[int, int], np.dtype[np.int32]] | None" = field(
+        default=None, init=False
+    )
 
 
 _GROUP_OF = {name: group for group in parallel_columns() for name in group}
@@ -82,6 +86,8 @@ def read_plan(message: StepPlan, limits: Limits) -> Plan:
             raise bad_plan(f"new: slot {sequence.slot} is not in [0, {limits.max_slots})")
     _check_rows(arrays, limits)
     drafts = _read_drafts(arrays, limits) if "draft_slot" in given else None
+    if "row_drafts" in given or "row_slack" in given:
+        _check_lookahead(arrays, limits)
     _check_edits(arrays, limits)
     if len(message.sealed_hashes) != HASH_BYTES * len(arrays["sealed_blocks"]):
         raise bad_plan("sealed_hashes does not hold 16 bytes for each of sealed_blocks")
@@ -183,6 +189,25 @@ def _read_drafts(arrays: dict[str, Ints], limits: Limits) -> Drafts:
     if _has_twice(np.concatenate([sampled[~behind], rows[has_drafts]])):
         raise bad_plan("sample_slot names a slot twice for one position")
     return Drafts.of(drafted, arrays["draft_token"], rows, count, sample_row)
+
+
+def _check_lookahead(arrays: dict[str, Ints], limits: Limits) -> None:
+    rows, most, slack = arrays["row_slot"], arrays["row_drafts"], arrays["row_slack"]
+    if len(most) != len(rows):
+        raise bad_plan("row_drafts has not one entry for each row")
+    if len(arrays["draft_slot"]):
+        raise bad_plan("row_drafts and draft_slot in one plan")
+    _check_range("row_drafts", most, 0, limits.max_step_tokens)
+    _check_range("row_slack", slack, 0, limits.max_model_len)
+    if int(arrays["row_count"].sum()) + int(most.sum()) > limits.max_step_tokens:
+        raise bad_plan(f"row_drafts: more than {limits.max_step_tokens} tokens a step")
+    asked = np.flatnonzero((most > 0) | (slack > 0))
+    if (arrays["row_count"][asked] != 1).any():
+        raise bad_plan("row_drafts: a row with drafts or slack has one token")
+    sampled, owners = arrays["sample_row"], arrays["sample_slot"]
+    theirs = np.isin(sampled, asked)
+    if len(asked) != theirs.sum() or (rows[sampled] != owners)[theirs].any():
+        raise bad_plan("row_drafts: a row with drafts or slack has one sample, of its own slot")
 
 
 def _check_edits(arrays: dict[str, Ints], limits: Limits) -> None:

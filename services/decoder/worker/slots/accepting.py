@@ -25,15 +25,23 @@ class Accepting(KeptBySlot):
         """See `KeptBySlot.drop`."""
         self._stops.pop(slot, None)
 
-    def cut(self, drafts: Drafts, samples: Longs, owners: Longs, chosen: Choices) -> None:
+    def ends(self, slot: int, token: int) -> bool:
+        """Whether a token ends the sequence."""
+        return token in self._stops[slot]
+
+    def cut(
+        self, drafts: Drafts, samples: Longs, owners: Longs, chosen: Choices, *, own: bool = False
+    ) -> None:
         """Takes back what was chosen behind a draft that differs from the token chosen in its place, behind a token
         that ends the sequence, and behind a failure. samples: of the plan, ascending, those that `chosen` has; owners:
-        the slot of each."""
+        the slot of each. own: the drafts are the decoder's, for which nobody asked: a failure behind one is taken back
+        too, since without drafts it would be the next step's."""
         closed: set[int] = set()
         for place in np.flatnonzero(drafts.are_behind[samples]).tolist():
             sample, slot = int(samples[place]), int(owners[place])
             token = int(chosen.tokens[place])
-            if slot in closed:
+            if slot in closed or (own and place in chosen.failed and drafts.order[sample]):
                 chosen.discard(place)
-            elif token != drafts.expected[sample] or token in self._stops[slot]:
+                closed.add(slot)
+            elif token != drafts.expected[sample] or self.ends(slot, token):
                 closed.add(slot)

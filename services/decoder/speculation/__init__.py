@@ -1,0 +1,1 @@
+"""Guesses of a sequence's next tokens, of what its tokens and others have been: they change speed alone."""
