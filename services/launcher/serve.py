@@ -1,6 +1,7 @@
 """`tessera serve`: every service on this machine, until Ctrl-C."""
 
 import asyncio
+import contextlib
 import signal
 import sys
 import time
@@ -20,10 +21,12 @@ from services.launcher.service_commands import (
     ServiceCommands,
     count_encoders,
     gateway_addresses,
+    start_fork_servers,
 )
 from services.launcher.settings import ServeSettings
 from services.launcher.state.folders import Folders
 from services.launcher.state.log_files import LogFiles
+from services.launcher.supervise.forking import ForkServers
 from services.launcher.supervise.measures import open_pages
 from services.launcher.supervise.probe import RedisProbe
 from services.launcher.supervise.process import Program
@@ -61,10 +64,11 @@ def main(arguments: list[str]) -> int:
 
             redis_check.require(queue_url)
         configure_logs("launcher", settings.log_level, settings.log_format)  # for a download
-        settings = with_model_folder(settings)
-        npus = _lease(npus, settings)
-        with Folders(settings.state_folder) as folders:
-            return asyncio.run(_serve(settings, folders, npus))
+        with start_fork_servers(settings) or contextlib.nullcontext() as fork_servers:
+            settings = with_model_folder(settings)
+            npus = _lease(npus, settings)
+            with Folders(settings.state_folder) as folders:
+                return asyncio.run(_serve(settings, folders, npus, fork_servers))
     except ServingError as error:
         if settings.log_format == "text":
             print(f"tessera serve: {error.message}", file=sys.stderr)
@@ -103,11 +107,15 @@ def _require_pages(settings: ServeSettings) -> None:
         require_free(host, {"--metrics-listen": port})
 
 
-async def _serve(settings: ServeSettings, folders: Folders, npus: list[int]) -> int:
+async def _serve(
+    settings: ServeSettings, folders: Folders, npus: list[int], fork_servers: ForkServers | None
+) -> int:
     began = time.monotonic()
     asyncio.get_running_loop().set_exception_handler(on_loop_error)
     redis = EmbeddedRedis(folders.state, folders.socket("redis"))
-    commands = ServiceCommands(settings, folders, settings.redis_url or redis.url, npus)
+    commands = ServiceCommands(
+        settings, folders, settings.redis_url or redis.url, npus, fork_servers
+    )
     stages = [commands.gateways(), commands.schedulers(), commands.workers()]
     foundation = None if settings.redis_url else _redis_program(redis, settings.log_level)
     # Shown in the order in which a request passes them; the stages are in the order of stopping.

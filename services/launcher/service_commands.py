@@ -11,6 +11,7 @@ from services.gateway.settings import GatewaySettings
 from services.launcher.ascend.placement import Placement, place
 from services.launcher.settings import ServeSettings
 from services.launcher.state.folders import Folders
+from services.launcher.supervise.forking import ForkServer, ForkServers, Group, can_fork
 from services.launcher.supervise.probe import HeartbeatProbe
 from services.launcher.supervise.process import Program
 from services.preprocess.settings import PreprocessSettings
@@ -18,6 +19,7 @@ from services.scheduler.settings import SchedulerSettings
 from services.vision_encoder.settings import VisionEncoderSettings
 from shared import ascend, processors
 from shared.checkpoint.folder import Checkpoint
+from shared.devices import resolve_device
 from shared.errors import InvalidRequest
 from shared.lora.modules import absolute
 from shared.net.metrics_page import join, split_address
@@ -31,6 +33,7 @@ from shared.settings import (
 )
 
 _ROOT = Path(__file__).parents[2]
+_PATHS = (_ROOT, _ROOT / "protos")
 _PORTS_APART = 10  # between one gateway and the next
 
 # Services that start processes need no fork handlers of gRPC: those processes never call it.
@@ -42,7 +45,7 @@ QUIET_GRPC = {
     "GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener",
 }
 
-# What services set before they import their libraries; a prewarmed process imports them before it runs the service.
+# What services set before they import their libraries, which others import before they run a service.
 _LIBRARIES = {
     "GOMP_SPINCOUNT": "10000",
     "TRANSFORMERS_VERBOSITY": "error",
@@ -144,14 +147,21 @@ class ServiceCommands:
     """Builds the program of every process, from the settings and the folders of this instance."""
 
     def __init__(
-        self, settings: ServeSettings, folders: Folders, redis_url: str, npus: Sequence[int] = ()
+        self,
+        settings: ServeSettings,
+        folders: Folders,
+        redis_url: str,
+        npus: Sequence[int] = (),
+        fork_servers: ForkServers | None = None,
     ) -> None:
-        """npus: the devices that decoders and encoders are divided among. Raises InvalidRequest if the model is of no
+        """npus: the devices that decoders and encoders are divided among; fork_servers: what forks services where it
+        can. Raises InvalidRequest if the model is of no
         known architecture, or for too few devices.
         """
         self._settings = settings
         self._folders = folders
         self._redis_url = redis_url
+        self._fork_servers = fork_servers
         self._encoders = count_encoders(settings)
         self.metrics = metrics_addresses(settings, self._encoders)
         ranks = settings.tensor_parallel_size
@@ -179,6 +189,7 @@ class ServiceCommands:
                 HeartbeatProbe(self._folders.heartbeat(name)),
                 service="gateway",
                 prewarm_command=self._prewarm_command("gateway"),
+                fork_server=self._fork_server("gateway", threads=1),
             )
             for name, address in zip(names, gateway_addresses(self._settings), strict=True)
         ]
@@ -267,6 +278,7 @@ class ServiceCommands:
                     path,
                     service=service,
                     prewarm_command=self._prewarm_command(service),
+                    fork_server=self._fork_server(service, threads),
                     niceness=_WORKER_NICENESS if service in _WORKERS else 0,
                     pause_s=self._pause_s(service),
                 )
@@ -281,6 +293,9 @@ class ServiceCommands:
             if self._settings.prewarmed_processes
             else []
         )
+
+    def _fork_server(self, service: str, threads: int) -> ForkServer | None:
+        return self._fork_servers and self._fork_servers.of(service, _omp(threads))
 
     def _environment(self, service: str, threads: int, **own: str) -> dict[str, str]:
         """The service's settings under its own prefix, which goes before variables for all services."""
@@ -297,7 +312,6 @@ class ServiceCommands:
             "log_format": settings.log_format,
             **own,
         }
-        threading = {"OMP_NUM_THREADS": str(threads)} if threads else {}
         if threads:
             values["threads"] = str(threads)
         # Only the gateway gets keys: what other services start would inherit them.
@@ -307,8 +321,8 @@ class ServiceCommands:
         return child_environment(
             *hidden,
             **variables,
-            PYTHONPATH=python_path(_ROOT, _ROOT / "protos"),
-            **threading,
+            PYTHONPATH=python_path(*_PATHS),
+            **_omp(threads),
             **QUIET_GRPC,
             **(unless_set(**_LIBRARIES) if self._settings.prewarmed_processes else {}),
         )
@@ -318,6 +332,30 @@ def _passed_on(settings: ServeSettings, service: str) -> list[str]:
     """Settings that the service has too and that were given; for all others its own defaults hold."""
     known = SERVICE_SETTINGS[service].model_fields
     return [name for name in known if name in settings.model_fields_set]
+
+
+def start_fork_servers(settings: ServeSettings) -> ForkServers | None:
+    """Begins to import what the services need, in one process for those that compute and in one for the others; None
+    where services are started each on its own: on other systems than Linux, and for other devices than the CPU, whose
+    libraries do not survive a fork.
+    """
+    if not can_fork() or resolve_device(settings.device) != "cpu":
+        return None
+    has_encoders = settings.vision_encoders != 0 and not settings.language_model_only
+    workers = ["decoder", "vision_encoder"] if has_encoders else ["decoder"]
+    groups = [
+        Group(workers, _omp(_share(settings.decoders))),
+        Group(["preprocess", "scheduler", "gateway"], _omp(1)),
+    ]
+    # Threads of numpy's library would keep a process from being forked; the services have no use for them.
+    libraries = unless_set(**_LIBRARIES, OPENBLAS_NUM_THREADS="1")
+    path = python_path(*_PATHS)
+    environment = child_environment(*KEY_VARIABLES, PYTHONPATH=path, **QUIET_GRPC, **libraries)
+    return ForkServers(groups, environment)
+
+
+def _omp(threads: int) -> dict[str, str]:
+    return {"OMP_NUM_THREADS": str(threads)} if threads else {}
 
 
 def _share(replicas: int) -> int:
