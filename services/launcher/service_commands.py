@@ -9,15 +9,24 @@ from services.decoder.settings import DecoderSettings
 from services.families import registry
 from services.gateway.settings import GatewaySettings
 from services.launcher.ascend.placement import Placement, place
+from services.launcher.service_environment import (
+    KEY_VARIABLES,
+    LIBRARIES,
+    PATHS,
+    QUIET_GRPC,
+    threads_of_libraries,
+    usual_groups,
+)
 from services.launcher.settings import ServeSettings
 from services.launcher.state.folders import Folders
-from services.launcher.supervise.forking import ForkServer, ForkServers, Group, can_fork
+from services.launcher.supervise.fork_servers import ForkServers, Group
+from services.launcher.supervise.forking import ForkServer
 from services.launcher.supervise.probe import HeartbeatProbe
 from services.launcher.supervise.process import Program
 from services.preprocess.settings import PreprocessSettings
 from services.scheduler.settings import SchedulerSettings
 from services.vision_encoder.settings import VisionEncoderSettings
-from shared import ascend, processors
+from shared import processors
 from shared.checkpoint.folder import Checkpoint
 from shared.devices import resolve_device
 from shared.errors import InvalidRequest
@@ -32,26 +41,7 @@ from shared.settings import (
     unless_set,
 )
 
-_ROOT = Path(__file__).parents[2]
-_PATHS = (_ROOT, _ROOT / "protos")
 _PORTS_APART = 10  # between one gateway and the next
-
-# Services that start processes need no fork handlers of gRPC: those processes never call it.
-# Without the event engine one thread of a process watches all its sockets instead of several that wake each other: half
-# of what gRPC costs beside the event loop for each message (`benchmarks/README.md`).
-QUIET_GRPC = {
-    "GRPC_ENABLE_FORK_SUPPORT": "0",
-    "GRPC_VERBOSITY": "ERROR",
-    "GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener",
-}
-
-# What services set before they import their libraries, which others import before they run a service.
-_LIBRARIES = {
-    "GOMP_SPINCOUNT": "10000",
-    "TRANSFORMERS_VERBOSITY": "error",
-    "TOKENIZERS_PARALLELISM": "false",
-    **ascend.ENVIRONMENT,
-}
 
 # Services that compute keep a core busy; the others need one for a moment, but at once, and go first.
 _WORKERS = ("decoder", "vision_encoder", "preprocess")
@@ -59,14 +49,6 @@ _WORKER_NICENESS = 8
 
 # Until NPUs whose rank was killed can be joined again: CANN reports EJ0001 before that.
 _RANKS_PAUSE_S = 10.0
-
-# Variables that may hold API keys.
-KEY_VARIABLES = (
-    "TESSERA_API_KEY",
-    "TESSERA_GATEWAY_API_KEY",
-    "TESSERA_TENANT_WEIGHTS",
-    "TESSERA_GATEWAY_TENANT_WEIGHTS",
-)
 
 SERVICE_SETTINGS: dict[str, type[ServiceSettings]] = {
     "gateway": GatewaySettings,
@@ -295,7 +277,7 @@ class ServiceCommands:
         )
 
     def _fork_server(self, service: str, threads: int) -> ForkServer | None:
-        return self._fork_servers and self._fork_servers.of(service, _omp(threads))
+        return self._fork_servers and self._fork_servers.of(service, threads_of_libraries(threads))
 
     def _environment(self, service: str, threads: int, **own: str) -> dict[str, str]:
         """The service's settings under its own prefix, which goes before variables for all services."""
@@ -321,10 +303,10 @@ class ServiceCommands:
         return child_environment(
             *hidden,
             **variables,
-            PYTHONPATH=python_path(*_PATHS),
-            **_omp(threads),
+            PYTHONPATH=python_path(*PATHS),
+            **threads_of_libraries(threads),
             **QUIET_GRPC,
-            **(unless_set(**_LIBRARIES) if self._settings.prewarmed_processes else {}),
+            **(unless_set(**LIBRARIES) if self._settings.prewarmed_processes else {}),
         )
 
 
@@ -334,28 +316,12 @@ def _passed_on(settings: ServeSettings, service: str) -> list[str]:
     return [name for name in known if name in settings.model_fields_set]
 
 
-def start_fork_servers(settings: ServeSettings) -> ForkServers | None:
-    """Begins to import what the services need, in one process for those that compute and in one for the others; None
-    where services are started each on its own: on other systems than Linux, and for other devices than the CPU, whose
-    libraries do not survive a fork.
+def fork_groups(settings: ServeSettings) -> list[Group]:
+    """The services that are forked, by the process that has imported their libraries; none where services are started
+    each on its own: for other devices than the CPU, whose libraries do not survive a fork.
     """
-    if not can_fork() or resolve_device(settings.device) != "cpu":
-        return None
-    has_encoders = settings.vision_encoders != 0 and not settings.language_model_only
-    workers = ["decoder", "vision_encoder"] if has_encoders else ["decoder"]
-    groups = [
-        Group(workers, _omp(_share(settings.decoders))),
-        Group(["preprocess", "scheduler", "gateway"], _omp(1)),
-    ]
-    # Threads of numpy's library would keep a process from being forked; the services have no use for them.
-    libraries = unless_set(**_LIBRARIES, OPENBLAS_NUM_THREADS="1")
-    path = python_path(*_PATHS)
-    environment = child_environment(*KEY_VARIABLES, PYTHONPATH=path, **QUIET_GRPC, **libraries)
-    return ForkServers(groups, environment)
-
-
-def _omp(threads: int) -> dict[str, str]:
-    return {"OMP_NUM_THREADS": str(threads)} if threads else {}
+    is_host = resolve_device(settings.device) == "cpu"
+    return usual_groups(_share(settings.decoders)) if is_host else []
 
 
 def _share(replicas: int) -> int:

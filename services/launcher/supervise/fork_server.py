@@ -28,6 +28,7 @@ from typing import Any
 
 import shared.lean_start  # noqa: F401  (before what is imported below)
 from shared.child_process.die_with_parent import die_with_parent
+from shared.settings import change_process_environment
 
 # Of every service, and nearly all that scheduler and preprocess need.
 _COMMON = ("services.families.prepare", "shared.service_process", "shared.net.channels")
@@ -54,7 +55,7 @@ def main(groups: Sequence[tuple[int, Sequence[str], dict[str, str]]]) -> None:
         if other != number:
             control.close()
     _, services, variables = groups[number]
-    os.environ.update(variables)
+    change_process_environment(variables)
     request = _serve(controls[number], list(services), launcher)
     if request is not None:
         sys.argv = [request["module"]]
@@ -156,8 +157,7 @@ def _become(request: dict[str, Any], output: int, launcher: int) -> None:
         os.dup2(source, target)
     os.close(nothing)
     os.close(output)
-    os.environ.clear()
-    os.environ.update(request["environment"])
+    change_process_environment(request["environment"], alone=True)
     _show_command(request["command"])
 
 

@@ -1,4 +1,4 @@
-"""The launcher's side of `fork_server.py`: starts fork servers, and has processes forked by them. For Linux."""
+"""The launcher's side of `fork_server.py`: has processes forked, and waits for their end. For Linux."""
 
 import asyncio
 import contextlib
@@ -7,32 +7,15 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import structlog
-
-from shared.child_process.die_with_parent import die_with_parent
 
 log = structlog.get_logger(__name__)
 
 _LONGEST_REQUEST = 128 << 10  # bytes: the half of what a socket takes
-_PROGRAM = Path(__file__).with_name("fork_server.py")
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
-
-
-@dataclass(frozen=True)
-class Group:
-    """Services whose processes are forked from one process, and variables that it sets before it imports."""
-
-    services: Sequence[str]
-    variables: Mapping[str, str]
 
 
 class ForkedProcess:
@@ -74,9 +57,9 @@ class ForkServer:
 
     _waiting = 0  # of all servers
 
-    def __init__(self, control: socket.socket, group: Group) -> None:
+    def __init__(self, control: socket.socket, services: Sequence[str]) -> None:
         control.setblocking(False)
-        self.group = group
+        self._services = services
         self._control = control
         self._lock = asyncio.Lock()
         self._is_usable = True
@@ -122,83 +105,13 @@ class ForkServer:
             return ForkedProcess(said["pid"])
         if self._is_usable:
             self.close()
-            log.info("services are started, and not forked", services=self.group.services, **said)
+            log.info("services are started, and not forked", services=self._services, **said)
         return None
 
     def close(self) -> None:
         """Every other process is started."""
         self._is_usable = False
         self._control.close()
-
-
-class ForkServers:
-    """A context manager with the fork servers of a system: one for each group of services."""
-
-    def __init__(self, groups: Sequence[Group], environment: Mapping[str, str]) -> None:
-        """Starts them. Raises OSError."""
-        pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in groups]
-        theirs = [pair[1] for pair in pairs]
-        arguments = [
-            (end.fileno(), list(group.services), dict(group.variables))
-            for end, group in zip(theirs, groups, strict=True)
-        ]
-        try:
-            self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
-                [sys.executable, "-P", str(_PROGRAM), json.dumps(arguments)],
-                env=dict(environment),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                pass_fds=[end.fileno() for end in theirs],
-                start_new_session=True,
-                preexec_fn=die_with_parent(),
-            )
-        finally:
-            for end in theirs:
-                end.close()
-        self._servers = [
-            ForkServer(pair[0], group) for pair, group in zip(pairs, groups, strict=True)
-        ]
-
-    def of(self, service: str, variables: Mapping[str, str]) -> ForkServer | None:
-        """The one that has imported a service's libraries in these variables, if there is one."""
-        for server in self._servers:
-            if service in server.group.services and server.group.variables == variables:
-                return server
-        return None
-
-    def close(self) -> None:
-        """Ends them; processes that are wanted later are started."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-        for server in self._servers:
-            server.close()
-
-
-def can_fork() -> bool:
-    """Whether this system has what it takes: Linux 5.3 or later."""
-    if not sys.platform.startswith("linux"):
-        return False
-    try:
-        os.close(os.pidfd_open(os.getpid()))
-    except OSError:
-        return False
-    return bool(_libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0) == 0)
 
 
 @contextlib.contextmanager
