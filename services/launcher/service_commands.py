@@ -277,7 +277,9 @@ class ServiceCommands:
         )
 
     def _fork_server(self, service: str, threads: int) -> ForkServer | None:
-        return self._fork_servers and self._fork_servers.of(service, threads_of_libraries(threads))
+        if self._fork_servers is None:
+            return None
+        return self._fork_servers.of(service, threads_of_libraries(threads))
 
     def _environment(self, service: str, threads: int, **own: str) -> dict[str, str]:
         """The service's settings under its own prefix, which goes before variables for all services."""
