@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -396,6 +396,13 @@ def python_path(*folders: Path) -> str:
 def unless_set(**values: str) -> dict[str, str]:
     """These variables for a process that this one starts; a value that is set already stays."""
     return {name: os.environ.get(name, value) for name, value in values.items()}
+
+
+def change_process_environment(changes: Mapping[str, str], *, alone: bool = False) -> None:
+    """Sets variables of this process, whatever they were; `alone` removes all others."""
+    if alone:
+        os.environ.clear()
+    os.environ.update(changes)
 
 
 def set_process_environment(**values: str) -> None:

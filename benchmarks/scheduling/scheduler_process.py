@@ -21,7 +21,7 @@ import uvloop
 
 from benchmarks.checkpoints import toy_model
 from services.launcher.redis.embedded_redis import EmbeddedRedis
-from services.launcher.service_commands import QUIET_GRPC
+from services.launcher.service_environment import QUIET_GRPC
 from shared.net.rpc.server import RpcServer
 from shared.queue import Queue, connect
 from shared.queue.keys import Keys, new_instance_id, new_request_id

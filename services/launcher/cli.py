@@ -49,6 +49,7 @@ _MODULES = {
     "doctor": "services.launcher.doctor.command",
     "profile": "services.decoder.profile",
     "run": "services.launcher.run.command",
+    "serve": "services.launcher.serve_command",
     "run-batch": "services.launcher.run_batch.command",
     "weights": "shared.checkpoint.conversion.weights_command",
     "convert": "shared.checkpoint.conversion.convert_command",

@@ -16,14 +16,16 @@ from services.launcher.model_folder import with_model_folder
 from services.launcher.ports import require_free
 from services.launcher.redis.embedded_redis import PRIVATE, EmbeddedRedis
 from services.launcher.service_commands import (
-    KEY_VARIABLES,
     ServiceCommands,
     count_encoders,
+    fork_groups,
     gateway_addresses,
 )
+from services.launcher.service_environment import KEY_VARIABLES
 from services.launcher.settings import ServeSettings
 from services.launcher.state.folders import Folders
 from services.launcher.state.log_files import LogFiles
+from services.launcher.supervise.fork_servers import ForkServers
 from services.launcher.supervise.measures import open_pages
 from services.launcher.supervise.probe import RedisProbe
 from services.launcher.supervise.process import Program
@@ -41,8 +43,8 @@ from shared.telemetry.lossy_stream import LossyStream
 log = structlog.get_logger(__name__)
 
 
-def main(arguments: list[str]) -> int:
-    """Serves until a signal. Returns the exit status: 0, or 1 when it could not."""
+def main(arguments: list[str], fork_servers: ForkServers) -> int:
+    """Serves until a signal, by `fork_servers` of the usual groups. The exit status: 0, or 1 if it could not serve."""
     settings = ServeSettings.load(arguments, prog="tessera serve")
     try:
         hardware.require_instructions()
@@ -61,10 +63,11 @@ def main(arguments: list[str]) -> int:
 
             redis_check.require(queue_url)
         configure_logs("launcher", settings.log_level, settings.log_format)  # for a download
+        fork_servers.use(fork_groups(settings))
         settings = with_model_folder(settings)
         npus = _lease(npus, settings)
         with Folders(settings.state_folder) as folders:
-            return asyncio.run(_serve(settings, folders, npus))
+            return asyncio.run(_serve(settings, folders, npus, fork_servers))
     except ServingError as error:
         if settings.log_format == "text":
             print(f"tessera serve: {error.message}", file=sys.stderr)
@@ -103,11 +106,15 @@ def _require_pages(settings: ServeSettings) -> None:
         require_free(host, {"--metrics-listen": port})
 
 
-async def _serve(settings: ServeSettings, folders: Folders, npus: list[int]) -> int:
+async def _serve(
+    settings: ServeSettings, folders: Folders, npus: list[int], fork_servers: ForkServers
+) -> int:
     began = time.monotonic()
     asyncio.get_running_loop().set_exception_handler(on_loop_error)
     redis = EmbeddedRedis(folders.state, folders.socket("redis"))
-    commands = ServiceCommands(settings, folders, settings.redis_url or redis.url, npus)
+    commands = ServiceCommands(
+        settings, folders, settings.redis_url or redis.url, npus, fork_servers
+    )
     stages = [commands.gateways(), commands.schedulers(), commands.workers()]
     foundation = None if settings.redis_url else _redis_program(redis, settings.log_level)
     # Shown in the order in which a request passes them; the stages are in the order of stopping.
@@ -168,7 +175,7 @@ async def _serve(settings: ServeSettings, folders: Folders, npus: list[int]) -> 
             async with open_pages(
                 folders.state, shown, commands.metrics, settings.model_name, processes
             ):
-                return await _until_signal(supervisor, announce)
+                return await _until_signal(supervisor, announce, fork_servers)
         except GaveUp as error:
             await supervisor.stop()
             console.settle()
@@ -194,7 +201,9 @@ def _redis_program(redis: EmbeddedRedis, log_level: str) -> Program:
     )
 
 
-async def _until_signal(supervisor: Supervisor, announce: Callable[[], None]) -> int:
+async def _until_signal(
+    supervisor: Supervisor, announce: Callable[[], None], fork_servers: ForkServers
+) -> int:
     """Runs everything until a signal has come and all processes have ended. Raises GaveUp."""
     stop = asyncio.Event()
 
@@ -215,6 +224,7 @@ async def _until_signal(supervisor: Supervisor, announce: Callable[[], None]) ->
         running.result()  # raises GaveUp
     running.cancel()
     log.info("stopping")
+    fork_servers.close()  # a process that waits for its libraries would be late to end
     await supervisor.stop()
     return 0
 

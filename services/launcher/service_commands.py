@@ -9,15 +9,26 @@ from services.decoder.settings import DecoderSettings
 from services.families import registry
 from services.gateway.settings import GatewaySettings
 from services.launcher.ascend.placement import Placement, place
+from services.launcher.service_environment import (
+    KEY_VARIABLES,
+    LIBRARIES,
+    PATHS,
+    QUIET_GRPC,
+    threads_of_libraries,
+    usual_groups,
+)
 from services.launcher.settings import ServeSettings
 from services.launcher.state.folders import Folders
+from services.launcher.supervise.fork_servers import ForkServers, Group
+from services.launcher.supervise.forking import ForkServer
 from services.launcher.supervise.probe import HeartbeatProbe
 from services.launcher.supervise.process import Program
 from services.preprocess.settings import PreprocessSettings
 from services.scheduler.settings import SchedulerSettings
 from services.vision_encoder.settings import VisionEncoderSettings
-from shared import ascend, processors
+from shared import processors
 from shared.checkpoint.folder import Checkpoint
+from shared.devices import resolve_device
 from shared.errors import InvalidRequest
 from shared.lora.modules import absolute
 from shared.net.metrics_page import join, split_address
@@ -30,25 +41,7 @@ from shared.settings import (
     unless_set,
 )
 
-_ROOT = Path(__file__).parents[2]
 _PORTS_APART = 10  # between one gateway and the next
-
-# Services that start processes need no fork handlers of gRPC: those processes never call it.
-# Without the event engine one thread of a process watches all its sockets instead of several that wake each other: half
-# of what gRPC costs beside the event loop for each message (`benchmarks/README.md`).
-QUIET_GRPC = {
-    "GRPC_ENABLE_FORK_SUPPORT": "0",
-    "GRPC_VERBOSITY": "ERROR",
-    "GRPC_EXPERIMENTS": "-event_engine_client,-event_engine_listener",
-}
-
-# What services set before they import their libraries; a prewarmed process imports them before it runs the service.
-_LIBRARIES = {
-    "GOMP_SPINCOUNT": "10000",
-    "TRANSFORMERS_VERBOSITY": "error",
-    "TOKENIZERS_PARALLELISM": "false",
-    **ascend.ENVIRONMENT,
-}
 
 # Services that compute keep a core busy; the others need one for a moment, but at once, and go first.
 _WORKERS = ("decoder", "vision_encoder", "preprocess")
@@ -56,14 +49,6 @@ _WORKER_NICENESS = 8
 
 # Until NPUs whose rank was killed can be joined again: CANN reports EJ0001 before that.
 _RANKS_PAUSE_S = 10.0
-
-# Variables that may hold API keys.
-KEY_VARIABLES = (
-    "TESSERA_API_KEY",
-    "TESSERA_GATEWAY_API_KEY",
-    "TESSERA_TENANT_WEIGHTS",
-    "TESSERA_GATEWAY_TENANT_WEIGHTS",
-)
 
 SERVICE_SETTINGS: dict[str, type[ServiceSettings]] = {
     "gateway": GatewaySettings,
@@ -144,14 +129,21 @@ class ServiceCommands:
     """Builds the program of every process, from the settings and the folders of this instance."""
 
     def __init__(
-        self, settings: ServeSettings, folders: Folders, redis_url: str, npus: Sequence[int] = ()
+        self,
+        settings: ServeSettings,
+        folders: Folders,
+        redis_url: str,
+        npus: Sequence[int] = (),
+        fork_servers: ForkServers | None = None,
     ) -> None:
-        """npus: the devices that decoders and encoders are divided among. Raises InvalidRequest if the model is of no
+        """npus: the devices that decoders and encoders are divided among; fork_servers: what forks services where it
+        can. Raises InvalidRequest if the model is of no
         known architecture, or for too few devices.
         """
         self._settings = settings
         self._folders = folders
         self._redis_url = redis_url
+        self._fork_servers = fork_servers
         self._encoders = count_encoders(settings)
         self.metrics = metrics_addresses(settings, self._encoders)
         ranks = settings.tensor_parallel_size
@@ -179,6 +171,7 @@ class ServiceCommands:
                 HeartbeatProbe(self._folders.heartbeat(name)),
                 service="gateway",
                 prewarm_command=self._prewarm_command("gateway"),
+                fork_server=self._fork_server("gateway", threads=1),
             )
             for name, address in zip(names, gateway_addresses(self._settings), strict=True)
         ]
@@ -267,6 +260,7 @@ class ServiceCommands:
                     path,
                     service=service,
                     prewarm_command=self._prewarm_command(service),
+                    fork_server=self._fork_server(service, threads),
                     niceness=_WORKER_NICENESS if service in _WORKERS else 0,
                     pause_s=self._pause_s(service),
                 )
@@ -281,6 +275,11 @@ class ServiceCommands:
             if self._settings.prewarmed_processes
             else []
         )
+
+    def _fork_server(self, service: str, threads: int) -> ForkServer | None:
+        if self._fork_servers is None:
+            return None
+        return self._fork_servers.of(service, threads_of_libraries(threads))
 
     def _environment(self, service: str, threads: int, **own: str) -> dict[str, str]:
         """The service's settings under its own prefix, which goes before variables for all services."""
@@ -297,7 +296,6 @@ class ServiceCommands:
             "log_format": settings.log_format,
             **own,
         }
-        threading = {"OMP_NUM_THREADS": str(threads)} if threads else {}
         if threads:
             values["threads"] = str(threads)
         # Only the gateway gets keys: what other services start would inherit them.
@@ -307,10 +305,10 @@ class ServiceCommands:
         return child_environment(
             *hidden,
             **variables,
-            PYTHONPATH=python_path(_ROOT, _ROOT / "protos"),
-            **threading,
+            PYTHONPATH=python_path(*PATHS),
+            **threads_of_libraries(threads),
             **QUIET_GRPC,
-            **(unless_set(**_LIBRARIES) if self._settings.prewarmed_processes else {}),
+            **(unless_set(**LIBRARIES) if self._settings.prewarmed_processes else {}),
         )
 
 
@@ -318,6 +316,14 @@ def _passed_on(settings: ServeSettings, service: str) -> list[str]:
     """Settings that the service has too and that were given; for all others its own defaults hold."""
     known = SERVICE_SETTINGS[service].model_fields
     return [name for name in known if name in settings.model_fields_set]
+
+
+def fork_groups(settings: ServeSettings) -> list[Group]:
+    """The services that are forked, by the process that has imported their libraries; none where services are started
+    each on its own: for other devices than the CPU, whose libraries do not survive a fork.
+    """
+    is_host = resolve_device(settings.device) == "cpu"
+    return usual_groups(_share(settings.decoders)) if is_host else []
 
 
 def _share(replicas: int) -> int:

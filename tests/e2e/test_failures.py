@@ -223,6 +223,7 @@ def pid_at(system: System, service: str, address: str) -> int | None:
     """The process that listens at an address, if there is one."""
     for pid in system.pids()[service]:
         with contextlib.suppress(psutil.NoSuchProcess):
-            if psutil.Process(pid).environ()[f"TESSERA_{service.upper()}_LISTEN"] == address:
+            sockets = psutil.Process(pid).net_connections("unix")
+            if any(socket.laddr == address.removeprefix("unix:") for socket in sockets):
                 return pid
     return None

@@ -23,9 +23,9 @@ def main() -> int:
     watching.start()
     # Read by gRPC when it is imported: what is started calls no gRPC between fork and exec.
     set_process_environment(GRPC_ENABLE_FORK_SUPPORT="0", GRPC_VERBOSITY="ERROR")
-    from services.launcher import serve
+    from services.launcher import serve_command
 
-    status = serve.main([*arguments, f"--state-dir={folder}"])
+    status = serve_command.main([*arguments, f"--state-dir={folder}"])
     if os.getppid() != int(parent):
         shutil.rmtree(folder, ignore_errors=True)
     return status

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from services.launcher.supervise.forking import ForkedProcess, ForkServer
 from services.launcher.supervise.prewarmed_process import PREWARMED
 from services.launcher.supervise.probe import Probe
 from shared.child_process.die_with_parent import die_with_parent
@@ -28,6 +29,8 @@ class Program:
     end_with: signal.Signals = signal.SIGKILL  # what it gets when the launcher itself has ended
     service: str = ""  # such as "decoder", "redis"
     prewarm_command: Sequence[str] = ()  # starts it prewarmed; empty where it cannot be
+    # What forks its processes; None where they are started.
+    fork_server: ForkServer | None = field(default=None, repr=False, compare=False)
     niceness: int = 0  # added to the launcher's own
     quiet: bool = False  # its lines are shown only if it does not become ready
     umask: int = -1  # -1 keeps the launcher's
@@ -39,7 +42,7 @@ class Process:
 
     def __init__(
         self,
-        process: asyncio.subprocess.Process,
+        process: asyncio.subprocess.Process | ForkedProcess,
         lines: asyncio.StreamReader,
         transport: asyncio.ReadTransport,
     ) -> None:
@@ -58,7 +61,8 @@ class Process:
             transport, _ = await asyncio.get_running_loop().connect_read_pipe(
                 lambda: asyncio.StreamReaderProtocol(lines), os.fdopen(read_end, "rb", 0)
             )
-            process = await asyncio.create_subprocess_exec(
+            forked = None if prewarm else await _forked(program, write_end)
+            process = forked or await asyncio.create_subprocess_exec(
                 *(program.prewarm_command if prewarm else program.command),
                 env=dict(program.environment),
                 stdin=asyncio.subprocess.PIPE if prewarm else asyncio.subprocess.DEVNULL,
@@ -170,6 +174,19 @@ class PrewarmedProcess:
         if starting is not None:
             starting.cancel()
             await asyncio.gather(starting, return_exceptions=True)
+
+
+async def _forked(program: Program, output: int) -> ForkedProcess | None:
+    if program.fork_server is None:
+        return None
+    return await program.fork_server.fork(
+        program.service,
+        program.command,
+        program.environment,
+        output,
+        end_with=program.end_with,
+        niceness=program.niceness,
+    )
 
 
 async def _end(process: Process) -> None:
