@@ -1,5 +1,6 @@
 """On an NPU weights of codes are multiplied as they are where an operator takes them, else as the numbers they mean."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,8 @@ from services.decoder.devices.npu.coded_linear import CodedLinear
 from services.decoder.devices.npu.device import NpuDevice
 from services.decoder.devices.npu.ops import NpuOps
 from shared.weights.linear_weight import LinearWeight, StackedWeight, as_codes
-from tests.ascend.support import random
+from tests.ascend.environment import npu_environment
+from tests.ascend.support import random, run_python
 from tests.support.decoder.coded_weights import FORMS, Form
 
 OUT, INPUTS = 64, 256
@@ -153,5 +155,32 @@ def test_no_more_than_a_part_is_read_at_once(monkeypatch: pytest.MonkeyPatch) ->
         return whole(rows)
 
     monkeypatch.setattr(weight, "codes", lambda: counted)
-    require = NpuDevice(torch.float16).ops.pack(weight)
-    assert isinstance(require, CodedLinear) and max(read) == 64
+    packed = NpuDevice(torch.float16).ops.pack(weight)
+    assert isinstance(packed, CodedLinear) and max(read) == 64
+
+
+_310P = """
+import torch
+from services.decoder.devices.npu.device import NpuDevice
+from shared.errors import InvalidRequest
+from shared.weights.linear_weight import as_codes
+from tests.ascend.decoder.test_codes import require_products
+from tests.support.decoder.coded_weights import FORMS, Form
+device = NpuDevice(torch.float16)
+kept = {str(form) for form in FORMS if require_products(device.ops, as_codes(form.make(64, 256)))}
+assert kept == {"int8-g0-float32", "int8-g0-bfloat16-zeros"}, kept
+device.require_scheme("int8")
+for name in ("int4", "int8g128", "int8-fast"):
+    try:
+        device.require_scheme(name)
+    except InvalidRequest as error:
+        assert "on an Ascend 310P weights have 8 bits and one scale" in str(error)
+    else:
+        raise AssertionError(name)
+"""
+
+
+def test_a_310p_takes_codes_of_8_bits_with_one_scale_for_each_output(tmp_path: Path) -> None:
+    run_python(
+        _310P, npu_environment("310P3", base={**os.environ, "XDG_CACHE_HOME": str(tmp_path)})
+    )
