@@ -290,8 +290,9 @@ def _scheme(group: _Fields, layout: str) -> StoredCodes:
 def _activations(group: _Fields) -> int:
     """Bits, where these are 8 in whole numbers; 16 for all others."""
     said = group.values.get("input_activations")
-    is_whole = isinstance(said, Mapping) and said.get("num_bits") == 8
-    return 8 if is_whole and said.get("type", "int") == "int" else 16
+    if not isinstance(said, Mapping):
+        return 16
+    return 8 if said.get("num_bits") == 8 and said.get("type", "int") == "int" else 16
 
 
 def _float_scheme(weights: _Fields) -> StoredCodes:

@@ -4,7 +4,12 @@ from functools import partial
 
 from tests.ascend.breaks.fault import DECODER, Break
 
-_PRODUCTS = ("decoder/test_codes.py::test_products_are_those_of_the_reference",)
+_OF_FORM = "decoder/test_codes.py::test_products_are_those_of_the_reference"
+_PRODUCTS = (
+    f"{_OF_FORM}[int4-g32-float16-zeros-torch.float16]",
+    f"{_OF_FORM}[int4-g32-float16-order-torch.float16]",
+    f"{_OF_FORM}[int8-g32-float32-torch.bfloat16]",
+)
 _WIDE = ("decoder/test_codes.py::test_a_wide_matrix_is_multiplied_in_pieces",)
 _TOLD = ("decoder/test_codes.py::test_an_operator_that_gives_other_products_is_not_taken",)
 _SAID = (
