@@ -64,7 +64,8 @@ def test_activations_have_the_bits_that_compressed_tensors_says(
     write_compressed(tmp_path / "coded", dense, activations)
     weights = Llama._weights(Checkpoint(tmp_path / "coded"))
     name = "layers.0.mlp.up_proj"
-    weight = weights.take_linear(name, *weights.shape(f"{name}.weight"))
+    out, inputs = weights.shape(f"{name}.weight")
+    weight = weights.take_linear(name, out, inputs)
     ops = NpuDevice(torch.float16).ops
     packed = ops.pack(weight)
     assert isinstance(packed, CodedLinear) and (packed.form == WHOLE) == is_whole
