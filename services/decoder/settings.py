@@ -62,11 +62,12 @@ class DecoderOptions(ComputeSettings, LoraSettings, ModelLengthSettings, Profile
         "int4g256",
     ] = Field(
         "auto",
-        description="How the decoder's linear layers are quantized at loading, on the CPU: auto leaves them as"
-        " they are stored, none makes numbers of codes too, int8 has one scale for each output, int8g128 one for each"
-        " 128 inputs; int4 one with a zero point for each 64 inputs, 32 in models below 1 billion parameters, or for as"
-        " many as are named. Activations have 14 bits, and 8 with int8-fast, which has groups of 128 inputs. The output"
-        " matrix always has int8. Layers that a checkpoint has as codes stay as they are unless this is none.",
+        description="How the decoder's linear layers are quantized at loading, on the CPU and on NPUs: auto leaves"
+        " them as they are stored, none makes numbers of codes too, int8 has one scale for each output, int8g128 one"
+        " for each 128 inputs; int4 one with a zero point for each 64 inputs, 32 in models below 1 billion parameters,"
+        " or for as many as are named. Activations have 14 bits, on NPUs 16, and 8 with int8-fast, which has groups of"
+        " 128 inputs, on NPUs one scale for each output. The output matrix always has int8. Layers that a checkpoint"
+        " has as codes stay as they are unless this is none.",
     )
     kv_cache_dtype: KvCacheDtype = Field(
         "auto",

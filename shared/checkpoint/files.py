@@ -21,6 +21,8 @@ from shared.text.tokenizer_formats.other_files import find_other
 # The names that weights have in a folder, the preferred first: one file, or an index of several.
 SINGLES = ("model.safetensors", "pytorch_model.bin")
 INDEXES = tuple(f"{name}.index.json" for name in SINGLES)
+# What msmodelslim calls them: one index or one file of these.
+_OF_ASCEND = ("quant_model_weight*.safetensors.index.json", "quant_model_weight*.safetensors")
 GGUF = "model.gguf"  # of a folder that is made of a GGUF file (`gguf/prepared.py`)
 _OTHER_WEIGHTS = ("*.bin", "*.pth", "*.pt", "*.gguf", "*.onnx", "*.h5", "*.msgpack")
 _OTHER_TOKENIZERS = ("vocab.json", "vocab.txt", "tekken.json")
@@ -63,12 +65,16 @@ class Weights:
 
 
 def find_weights(folder: Path) -> Weights | None:
-    """Safetensors before `pytorch_model.bin`, an index before a single file, then what a prepared folder has of a GGUF
-    file; None if there is none."""
+    """Safetensors before `pytorch_model.bin`, an index before a single file, then what msmodelslim writes, and what a
+    prepared folder has of a GGUF file; None if there is none."""
     for single, index in zip(SINGLES, INDEXES, strict=True):
         for name in (index, single):
             if (folder / name).is_file():
                 return Weights(name, name == index)
+    for pattern in _OF_ASCEND:
+        found = _present(folder, (pattern,))
+        if len(found) == 1:
+            return Weights(found[0], pattern.endswith(".json"))
     return Weights(GGUF, False) if (folder / GGUF).is_file() else None
 
 

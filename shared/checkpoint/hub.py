@@ -42,6 +42,7 @@ _SMALL_FILES = (
     "preprocessor_config.json",
     "video_preprocessor_config.json",
     "quality.json",
+    "quant_model_description.json",
     "conversation.py",  # of InternVL: read as data
     *INDEXES,
 )

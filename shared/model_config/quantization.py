@@ -11,9 +11,18 @@ from typing import Any
 
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
+from shared.model_config.ascend_codes import (
+    DYNAMIC,
+    KINDS,
+    NUMBERS,
+    STATIC,
+    find_description,
+    read_description,
+)
 from shared.text.cutting import cut
 
 GGUF, AWQ, GPTQ, PACKED, BYTES = "gguf", "awq", "gptq", "pack-quantized", "int-quantized"
+ASCEND = "ascend"
 FLOAT8 = "float-quantized"
 _COMPRESSED = "compressed-tensors"
 _KEYS = ("quantization_config", "compression_config")
@@ -27,7 +36,8 @@ class StoredCodes:
     scale, 0 for all of an output's; `symmetric`: zero is the code in the middle; `zero_shift`: what is added to stored
     zero points; `ordered`: which group an input belongs to is stored; `one_scale`: all outputs share it; `left_out`:
     layers that are numbers, by their names, with AWQ, GPTQ and fp8 by parts of them; `block`: outputs and inputs that
-    share a scale of FLOAT8; `inverse_name`: its scales are called weight_scale_inv."""
+    share a scale of FLOAT8; `inverse_name`: its scales are called weight_scale_inv; `activations`: bits in which these
+    are wanted, 8 or 16; `whole`: layers of ASCEND that want 8, by their names."""
 
     layout: str
     bits: int
@@ -39,6 +49,12 @@ class StoredCodes:
     left_out: tuple[str, ...] = ()
     block: tuple[int, int] | None = None
     inverse_name: bool = False
+    activations: int = 16
+    whole: frozenset[str] = frozenset()
+
+    def has_whole_activations(self, weight: str) -> bool:
+        """Whether a layer, by the stored name of its weight, wants activations of 8 bits."""
+        return weight.removesuffix(".weight") in self.whole
 
     def leaves_out(self, layer: str) -> bool:
         """Whether the configuration says that a layer, by its stored name, is not quantized. Patterns ("re:") are
@@ -51,12 +67,14 @@ class StoredCodes:
 
 
 def quantization_said(checkpoint: Checkpoint) -> tuple[str, Any] | None:
-    """The key of `config.json` that says how weights are quantized, and its value; None where there is none."""
+    """The key of `config.json` that says how weights are quantized, and its value, or the name of msmodelslim's file;
+    None where there is none of these."""
     for key in _KEYS:
         found = checkpoint.config.get(key) or checkpoint.text_config.get(key)
         if found:
             return key, found
-    return None
+    name = find_description(checkpoint)
+    return None if name is None else (name, ASCEND)
 
 
 def quantization_of_encoder(checkpoint: Checkpoint) -> str | None:
@@ -76,6 +94,8 @@ def read_stored_codes(checkpoint: Checkpoint) -> StoredCodes | None:
     fields = _Fields(checkpoint, key, method, found if isinstance(found, Mapping) else {})
     if method == GGUF and checkpoint.is_gguf:
         return None  # each tensor says how it is stored
+    if method in (ASCEND, "None") and (name := find_description(checkpoint)):
+        return _ascend(checkpoint, name)
     if method == AWQ:
         return _awq(fields)
     if method == GPTQ:
@@ -164,6 +184,22 @@ class _Fields:
                 raise self.refusal(f"{self.where}{name} is not supported")
 
 
+def _ascend(checkpoint: Checkpoint, name: str) -> StoredCodes | None:
+    """None where all layers are numbers."""
+    described = read_description(checkpoint, name)
+    names = {kind: [n for n, k in described.kinds.items() if k == kind] for kind in KINDS}
+    if len(names[NUMBERS]) == len(described.kinds):
+        return None
+    return StoredCodes(
+        ASCEND,
+        8,
+        described.group,
+        symmetric=False,
+        left_out=tuple(names[NUMBERS]),
+        whole=frozenset((*names[STATIC], *names[DYNAMIC])),
+    )
+
+
 def _awq(fields: _Fields) -> StoredCodes:
     fields.one_of("version", ("gemm", "GEMM"), default="gemm")
     return StoredCodes(
@@ -225,7 +261,7 @@ def _compressed(fields: _Fields) -> StoredCodes:
 
 
 def _scheme(group: _Fields, layout: str) -> StoredCodes:
-    """Of one of `config_groups`. How activations are quantized is not asked for: they have 14 bits here, or are not."""
+    """Of one of `config_groups`. Of activations the bits are asked for alone: steps that are stored are not read."""
     weights = group.inner("weights")
     group.one_of("format", (layout,), default=layout)
     if layout == FLOAT8:
@@ -241,8 +277,22 @@ def _scheme(group: _Fields, layout: str) -> StoredCodes:
     ordered = layout == PACKED and weights.values.get("actorder") == "group"
     symmetric = weights.flag("symmetric", True)
     return StoredCodes(
-        layout, bits, size, symmetric, ordered=ordered, one_scale=strategy == "tensor"
+        layout,
+        bits,
+        size,
+        symmetric,
+        ordered=ordered,
+        one_scale=strategy == "tensor",
+        activations=_activations(group),
     )
+
+
+def _activations(group: _Fields) -> int:
+    """Bits, where these are 8 in whole numbers; 16 for all others."""
+    said = group.values.get("input_activations")
+    if not isinstance(said, Mapping):
+        return 16
+    return 8 if said.get("num_bits") == 8 and said.get("type", "int") == "int" else 16
 
 
 def _float_scheme(weights: _Fields) -> StoredCodes:

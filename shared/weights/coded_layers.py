@@ -7,22 +7,32 @@ from torch import Tensor
 
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.weight_reader import WeightReader
-from shared.model_config.quantization import AWQ, BYTES, FLOAT8, GPTQ, PACKED, StoredCodes
+from shared.model_config.quantization import (
+    ASCEND,
+    AWQ,
+    BYTES,
+    FLOAT8,
+    GPTQ,
+    PACKED,
+    StoredCodes,
+)
 from shared.weights.layouts.layout import BadCodes
 from shared.weights.layouts.stored_layers import StoredLayers
 from shared.weights.linear_weight import CodedWeight, LinearWeight, StoredWeight
 from shared.weights.quantized_weight import QuantizedWeight
+from shared.weights.readers.ascend import Ascend
 from shared.weights.readers.awq import Awq
 from shared.weights.readers.compressed_tensors import IntQuantized, PackQuantized
 from shared.weights.readers.float8 import Float8
 from shared.weights.readers.gptq import Gptq
 
-_READERS: Mapping[str, type[Awq | Gptq | PackQuantized | IntQuantized | Float8]] = {
+_READERS: Mapping[str, type[Awq | Gptq | PackQuantized | IntQuantized | Float8 | Ascend]] = {
     AWQ: Awq,
     GPTQ: Gptq,
     PACKED: PackQuantized,
     BYTES: IntQuantized,
     FLOAT8: Float8,
+    ASCEND: Ascend,
 }
 
 
@@ -45,20 +55,27 @@ class CodedLayers:
         possible = (f"{layer}.{tensor}" for tensor in self._layout.tensors)
         return (name for name in possible if name in self._names)
 
+    def has_bias(self, layer: str) -> bool:
+        """Whether its codes have its bias too."""
+        return isinstance(self._layout, Ascend) and f"{layer}.quant_bias" in self._names
+
     def take(
         self, layer: str, out: int, inputs: int, bias: Tensor | None, reader: WeightReader
     ) -> LinearWeight:
-        """It as a weight that is read when it is packed. Raises InvalidRequest for other sizes than are stored."""
+        """It as a weight that is read when it is packed; bias: what is stored beside codes that have none. Raises
+        InvalidRequest for other sizes than are stored."""
         self._stored.require_sizes(layer, out, inputs)
         tensors, layout = _Tensors(self._checkpoint, self._names, layer, reader), self._layout
         if isinstance(layout, Float8):
             return StoredWeight(layer, out, inputs, bias, partial(layout.numbers, tensors))
+        if isinstance(layout, Ascend) and self.has_bias(layer):
+            bias = self._bias(layout, layer, tensors)
         read = partial(self._read, layout, layer, tensors, inputs)
         return CodedWeight(layer, out, inputs, bias, read)
 
     def _read(
         self,
-        layout: Awq | Gptq | PackQuantized | IntQuantized,
+        layout: Awq | Gptq | PackQuantized | IntQuantized | Ascend,
         layer: str,
         tensors: "_Tensors",
         inputs: int,
@@ -66,6 +83,12 @@ class CodedLayers:
     ) -> QuantizedWeight:
         try:
             return layout.read(tensors, inputs, rows)
+        except BadCodes as error:
+            raise self._stored.refusal(layer, error) from None
+
+    def _bias(self, layout: Ascend, layer: str, tensors: "_Tensors") -> Tensor | None:
+        try:
+            return layout.bias(tensors)
         except BadCodes as error:
             raise self._stored.refusal(layer, error) from None
 

@@ -77,6 +77,9 @@ class NamedWeights:
         are not read."""
         if factor == 1 and self._coded is not None and name in self._coded:
             self._taken.update(self._coded.tensors_of(name))
+            if isinstance(self._coded, CodedLayers) and self._coded.has_bias(name):
+                self._taken.add(f"{name}.bias")  # which may be there as well
+                bias = False
             added = self.take(f"{name}.bias", out) if bias else None
             return self._coded.take(name, out, inputs, added, self._reader)
         stored = self._claim_weight(name, (out, inputs))

@@ -41,7 +41,7 @@ def quantize(weight: LinearWeight, scheme: Scheme, rows: Places = None) -> Quant
             whole[at] = piece
     if made is None:
         raise _refusal(weight, "it has no outputs")
-    return made
+    return replace(made, activations=8) if scheme.digits == 1 else made
 
 
 def _read(weight: LinearWeight, places: Numbers) -> Iterator[tuple[slice, Tensor]]:

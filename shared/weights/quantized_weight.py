@@ -43,6 +43,7 @@ class QuantizedWeight:
     codebook: tuple[int, ...] | None = None  # 2 ** bits numbers
     order: Tensor | None = None  # int64 [columns], a permutation unless there is a width
     width: int = 0  # inputs; 0: as many as columns
+    activations: int = 16  # bits in which the checkpoint, or `--quantization`, wants to multiply
 
     def __post_init__(self) -> None:
         out, columns = self.codes.shape[0], self.columns
@@ -118,7 +119,11 @@ class QuantizedWeight:
         at, missing = torch.from_numpy(sources.clip(0)), torch.from_numpy(sources < 0)
 
         def rows(values: Tensor | None, blank: int) -> Tensor | None:
-            return None if values is None else values[at].masked_fill(missing[:, None], blank)
+            if values is None or not len(values):  # there is none but those of zeros
+                return (
+                    values if values is None else values.new_full((len(at), values.shape[1]), blank)
+                )
+            return values[at].masked_fill(missing[:, None], blank)
 
         blank = self._blank()
         codes = rows(self.codes, blank if self.bits == 8 else blank * 17)
@@ -276,8 +281,15 @@ class QuantizedWeight:
                 raise NotAsCodes("codes of 4 bits are kept for an even number of inputs")
             codes = codes[:, ::2] | codes[:, 1::2] << 4
         turned = None if order is None else torch.from_numpy(order)
-        return QuantizedWeight(
-            codes.contiguous(), scales, self.bits, group, zeros, minima, self.codebook, turned
+        return replace(
+            self,
+            codes=codes.contiguous(),
+            scales=scales,
+            group=group,
+            zeros=zeros,
+            minima=minima,
+            order=turned,
+            width=0,
         )
 
     def _blank(self) -> int:

@@ -60,6 +60,17 @@ def refuse_for_transformers(name: str, kind: str) -> None:
         )
 
 
+def require_on_npu(name: str, is_310p: bool) -> None:
+    """Raises InvalidRequest for a name whose codes no operator of such an NPU multiplies with."""
+    if not is_310p or not makes_codes(name):
+        return
+    found = SCHEMES.get(name)
+    if found is not None and found != HEAD:
+        raise refused(
+            name, "on an Ascend 310P weights have 8 bits and one scale for each output: int8"
+        )
+
+
 def refused(name: str, why: str) -> InvalidRequest:
     """The error of a scheme that cannot be had."""
     return InvalidRequest(

@@ -30,6 +30,7 @@ def stacked(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
         scales=scales,
         zeros=_joined([part.zeros for part in parts]),
         minima=_joined([part.minima for part in parts]),
+        activations=max(part.activations for part in parts),
     )
 
 

@@ -21,6 +21,7 @@ OPERATORS = frozenset(
         "get_npu_format",
         "npu_add_rms_norm",
         "npu_apply_rotary_pos_emb",
+        "npu_convert_weight_to_int4pack",
         "npu_dynamic_quant",
         "npu_format_cast",
         "npu_fused_infer_attention_score",

@@ -63,11 +63,17 @@ packers of their own, for the decoders of all text families that are ours; no re
 by tensor, channel or block | several schemes, sparsity, transforms, a quantized cache |
 | `fp8` | e4m3, with `weight_block_size` (`weight_scale_inv`, as DeepSeek and Qwen3-FP8 have it) or \
 a `weight_scale` of the whole layer, `modules_to_not_convert` | e5m2, scales in 8 bits |
+| msmodelslim: `quant_model_description*.json` beside config.json, weights in `quant_model_weight*.safetensors` \
+or under the usual names (of the hub those under the usual names) | \
+layers of W8A8, W8A8_DYNAMIC, W8A16 (by channel or group) and FLOAT | \
+W4A8, sparse kinds, quantized caches, norms that were moved (`module.weight`, biases of norms) |
 | any other |  | all |
 
 Groups have to divide the inputs. Layers that are computed as one, such as queries, keys and values, get one form where
-they are quantized in different ways, which says the numbers of all; their inputs have to be in one order. Activations
-are not quantized as `compressed-tensors` says: they keep more bits, so scales of activations are not read. Numbers of 8
+they are quantized in different ways, which says the numbers of all; their inputs have to be in one order. On the
+CPU activations are not quantized as `compressed-tensors` and msmodelslim say: they keep more bits. On
+[Ascend NPUs](ascend.md#weights-of-codes) they have 8 where these say so, with a step for each token: stored steps of
+activations are not used. Numbers of 8
 bits (e4m3) become what is stored times its scale, in the model's type: they take the memory of that, unless
 `--quantization` makes codes of them.
 
@@ -98,7 +104,8 @@ logits with those that `transformers` computes of its numbers. No released file 
 the log | 9 |
 | F32, F16, BF16 | as numbers; as codes of 8 bits where a layer that is computed with them has codes | 16; 9 |
 
-On other devices codes become numbers when they are loaded.
+On Ascend NPUs [some of these](ascend.md#weights-of-codes) stay codes, on other devices they become numbers when they
+are loaded.
 
 """
 _SERVED = "served"

@@ -177,7 +177,7 @@ def load_rank(
     )
     require_graphs(settings.graphs, device)
     device.require_scheme(settings.quantization)
-    device.ops.scheme = find_scheme(settings.quantization, checkpoint.num_parameters)
+    device.ops.scheme = device.find_scheme(settings.quantization, checkpoint.num_parameters)
     device.ops.keeps_codes = settings.quantization != NONE
     device.require_kv_cache(settings.kv_cache_dtype)
     device.ops.codes_cache = settings.kv_cache_dtype == kv_cache_dtype.INT8

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from shared.checkpoint.headers import Headers
 from shared.errors import InvalidRequest
 from shared.model_config.quantization import (
+    ASCEND,
     AWQ,
     BYTES,
     FLOAT8,
@@ -16,6 +17,7 @@ from shared.model_config.quantization import (
     PACKED,
     StoredCodes,
 )
+from shared.weights.layouts.ascend import AscendLayout
 from shared.weights.layouts.awq import AwqLayout
 from shared.weights.layouts.compressed_tensors import BytesLayout, PackedLayout
 from shared.weights.layouts.float8 import Float8Layout
@@ -28,6 +30,7 @@ LAYOUTS: Mapping[str, type[Layout]] = {
     PACKED: PackedLayout,
     BYTES: BytesLayout,
     FLOAT8: Float8Layout,
+    ASCEND: AscendLayout,
 }
 
 

@@ -58,7 +58,8 @@ class IntQuantized(BytesLayout):
         zeros = None
         if tensors.has("weight_zero_point"):
             zeros = self._zeros(tensors, rows)
-        return QuantizedWeight(codes, scales, 8, self.codes.group, zeros)
+        activations = self.codes.activations
+        return QuantizedWeight(codes, scales, 8, self.codes.group, zeros, activations=activations)
 
     def _zeros(self, tensors: Tensors, rows: slice) -> Tensor | None:
         if self.codes.one_scale:

@@ -14,6 +14,9 @@ ALL = slice(None)
 class Tensors(Protocol):
     """Those of one layer, by the last parts of their names: mapped, not to be written to."""
 
+    def name(self, tensor: str) -> str:
+        """In the checkpoint."""
+
     def has(self, tensor: str) -> bool:
         """Whether it is stored."""
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 _BLOCKS = r"(?:self_attn|self_attention|attention|attn|mlp|feed_forward)"
-_LAYERS = re.compile(rf"((?:\w+\.)*(?:layers|h)\.\d+\.{_BLOCKS}\.\w+)\.weight")
+LAYERS = re.compile(rf"((?:\w+\.)*(?:layers|h)\.\d+\.{_BLOCKS}\.\w+)\.weight")
 _ENCODER = re.compile(r"vision|visual|tower")
 _AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 
@@ -136,7 +136,7 @@ def write_coded(folder: Path, dense: Path, how: Coded) -> Mapping[str, Layer]:
     tensors = load_file(dense / "model.safetensors")
     coded, layers = dict(tensors), {}
     for seed, name in enumerate(sorted(tensors)):
-        found = _LAYERS.fullmatch(name)
+        found = LAYERS.fullmatch(name)
         if found and tensors[name].ndim == 2 and not _ENCODER.search(name):
             out, inputs = tensors[name].shape
             layer = Layer.draw(how, out, inputs, seed)

@@ -217,6 +217,10 @@ class Device(ABC):
                 name, f"on {self.name} no kernels multiply with codes; leave the flag away"
             )
 
+    def find_scheme(self, name: str, parameters: int) -> scheme.Scheme | None:
+        """What `--quantization` means here; see `shared.weights.scheme`."""
+        return scheme.find_scheme(name, parameters)
+
     def require_kv_cache(self, name: str) -> None:
         """Raises InvalidRequest unless `--kv-cache-dtype` may say this here."""
         if name != kv_cache_dtype.AUTO:

@@ -18,6 +18,7 @@ from services.decoder.devices.npu.device import NpuDevice
 from services.decoder.devices.npu.errors import explain
 from services.decoder.devices.npu.forms import (
     Asked,
+    Coded,
     Grouping,
     Heads,
     Routing,
@@ -36,6 +37,17 @@ _WRITTEN = ((2, 64), (8, 128), (1, 128))
 _EXPERTS = ((128, 2048, 1536, 768), (64, 2048, 2816, 1408), (32, 256, 256, 128, True))
 _CHOICES = ((128, 8), (64, 6))
 _WEIGHTS = ((1152, 896), (896, 4864), (6144, 4096))
+# Outputs and inputs, bits and inputs that share a scale, and whether there are zero points: of `--quantization`'s
+# int8, int8g128 and int4, of AWQ and GPTQ, and the last with activations of 8 bits.
+_CODED = (
+    (8, 0, False),
+    (8, 128, False),
+    (4, 64, True),
+    (4, 128, True),
+    (4, 128, False),
+    (4, 0, False),
+)
+_CODED_SIZES = ((1152, 896), (896, 4864))
 # Of the buffers by which bandwidths are measured: at most, and of the device's memory.
 _MOST_BYTES = 256 << 20
 _PART = 128
@@ -63,6 +75,9 @@ def by_forms(device: NpuDevice, kind: str) -> Iterator[Result]:
     asked += [Routing(*sizes) for sizes in _CHOICES]
     if not is_310p():  # which has no other layout
         asked += [Weights(*sizes, faster=True) for sizes in _WEIGHTS]
+    for out, inputs in _CODED_SIZES:
+        asked += [Coded(out, inputs, *how) for how in _CODED]
+        asked.append(Coded(out, inputs, 8, 0, activations=8))
     forms = {each: device.ops.known_forms(each) for each in asked}
     attempts = [(each, form) for each in asked for form in forms[each]]
     tried = trials.apart_or_here(device.ops, attempts)
@@ -76,10 +91,8 @@ def result_of_forms(device: NpuDevice, asked: Asked, tried: Sequence[Trial], kin
     said = "; ".join(f"{t.form.name}: {t.refusal or f'{t.error:.3g}'}" for t in tried)
     best = next((trial for trial in tried if trial.agrees), None)
     if not tried:
-        is_attention = isinstance(asked, Heads)
-        return Result(
-            name, True, detail=device.ops.without_form if is_attention else "by plain operations"
-        )
+        instead = {Heads: device.ops.without_form, Coded: "codes become numbers"}
+        return Result(name, True, detail=instead.get(type(asked), "by plain operations"))
     if best is None and isinstance(asked, Weights):  # they are in rows unless told otherwise
         return Result(name, True, detail=f"does not pay: {said}")
     if best is None:
@@ -104,6 +117,12 @@ def _name_of(asked: Asked) -> str:
             return f"choosing {asked.k} of {asked.count} experts"
         case Weights():
             return f"a weight {asked.out} x {asked.inputs} in tiles"
+        case Coded():
+            scales = f"groups of {asked.group}" if asked.group else "one scale an output"
+            zeros = " and zero points" if asked.has_zeros else ""
+            met = ", activations of 8 bits" if asked.activations == 8 else ""
+            size = f"{asked.out} x {asked.inputs}"
+            return f"a weight {size} of {asked.bits} bits, {scales}{zeros}{met}"
         case Heads():
             wanted = {"a window": asked.window, "sinks": asked.sinks}
             extra = " and ".join(name for name, is_wanted in wanted.items() if is_wanted)

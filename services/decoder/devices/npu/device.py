@@ -25,6 +25,8 @@ from services.decoder.devices.npu.ops_310p import Npu310POps
 from shared import numerics
 from shared.ascend import is_310p, npu_name
 from shared.errors import ServingError, Unavailable
+from shared.weights import scheme
+from shared.weights.scheme import Scheme
 
 _GIB = 1 << 30
 _SHARE = 0.9
@@ -151,6 +153,15 @@ class NpuDevice(Device):
         here.record_stream(torch_npu.npu.default_stream())
         self._copies.synchronize()
         return here
+
+    def require_scheme(self, name: str) -> None:
+        """Raises InvalidRequest for one that no operator here multiplies with."""
+        scheme.require_on_npu(name, is_310p())
+
+    def find_scheme(self, name: str, parameters: int) -> Scheme | None:
+        """Where activations have 8 bits too, weights have one scale for each output: the operator takes no groups."""
+        found = super().find_scheme(name, parameters)
+        return replace(found, group=0) if found is not None and found.digits == 1 else found
 
     def synchronize(self) -> None:
         """Waits for the device."""

@@ -16,7 +16,8 @@ ATTENTION = ("TND", "TND+1", "BSND", "NZ", "NZ-host")
 WRITING = ("reshape_and_cache", "scatter_pa", "index_put")
 EXPERTS = ("grouped", "grouped_nz", "grouped_finalize", "gating_softmax")
 WEIGHTS = ("weights_nz",)
-NAMES = (*ATTENTION, *WRITING, *EXPERTS, *WEIGHTS, REFERENCE)
+CODES = ("weight_quant", "weight_quant_t", "quant_matmul")
+NAMES = (*ATTENTION, *WRITING, *EXPERTS, *WEIGHTS, *CODES, REFERENCE)
 
 
 @dataclass(frozen=True)
@@ -81,9 +82,22 @@ class Weights:
     faster: bool = False
 
 
-Asked = Heads | Writing | Grouping | Routing | Weights
+@dataclass(frozen=True)
+class Coded:
+    """What a product with a weight of codes is tried for: see `QuantizedWeight`. `inputs`: columns of codes;
+    `activations`: bits in which these meet the codes."""
+
+    out: int
+    inputs: int
+    bits: int
+    group: int
+    has_zeros: bool = False
+    activations: int = 16
+
+
+Asked = Heads | Writing | Grouping | Routing | Weights | Coded
 KINDS: dict[str, type[Asked]] = {
-    kind.__name__: kind for kind in (Heads, Writing, Grouping, Routing, Weights)
+    kind.__name__: kind for kind in (Heads, Writing, Grouping, Routing, Weights, Coded)
 }
 
 
@@ -136,7 +150,9 @@ class Forms:
         """The form for it; None if there is none. The first time it waits for trials."""
         if asked not in self._found:
             self._found[asked] = found = self._find(asked)
-            if found is None:
+            if found is None and isinstance(asked, Coded):
+                log.warning("no form is right: codes become numbers", asked=str(asked))
+            elif found is None:
                 log.warning("the reference computes, slowly: no form is right", asked=str(asked))
             else:
                 log.info("found a form", form=found.name, asked=str(asked))

@@ -8,6 +8,7 @@ from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
+import structlog
 import torch
 import torch.nn.functional as F
 import torch_npu
@@ -17,11 +18,19 @@ from services.decoder.devices.base.adapters import Addition, LinearPlace
 from services.decoder.devices.base.experts import ExpertLayer, PackedExperts, Router
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.use import Use
-from services.decoder.devices.npu import fused_attention, grouped_experts, tiled_weights, trials
+from services.decoder.devices.npu import (
+    coded_linear,
+    fused_attention,
+    grouped_experts,
+    tiled_weights,
+    trials,
+)
 from services.decoder.devices.npu.attention_call import attention_calls
+from services.decoder.devices.npu.coded_linear import CodedLinear
 from services.decoder.devices.npu.forms import (
     Asked,
     Choice,
+    Coded,
     Form,
     Forms,
     Grouping,
@@ -34,12 +43,15 @@ from services.decoder.devices.npu.forms import (
 from services.decoder.devices.npu.fused_attention import FusedAttention, padded_size
 from services.decoder.devices.npu.grouped_experts import GroupedExperts, numbers_of
 from services.decoder.devices.npu.schemas import supports
+from services.decoder.devices.npu.telling_codes import codes_error
 from services.decoder.devices.npu.telling_experts import experts_error, routing_error
 from services.decoder.devices.npu.telling_rows import write_error
 from services.decoder.steps.attention_meta import AttnMeta, KVSpec, Packed, PagedKV
 from shared.ascend import atb_fault
 from shared.weights.coded_rows import CodedRows, Table
-from shared.weights.linear_weight import LinearWeight
+from shared.weights.linear_weight import Codes, LinearWeight
+
+log = structlog.get_logger(__name__)
 
 _WIDEST_ROTATION = 896  # elements of a head, from which on the operator refuses
 
@@ -75,6 +87,7 @@ class NpuOps(BaseOps):
         self._weights = weights
         self.forms = Forms(self.known_forms, partial(trials.kept_or_tried, self), choice)
         self._moves = torch_npu.npu.Stream(device)
+        self._told: set[str] = set()  # why weights of codes have become numbers
 
     def head_width(self, size: int) -> int:
         """As heads are in the cache."""
@@ -94,6 +107,35 @@ class NpuOps(BaseOps):
             return False
         out, inputs = weight.shape
         return self.forms.form(Weights(out, inputs, self._weights == "auto")) is not None
+
+    def _pack_codes(self, weight: LinearWeight, codes: Codes, use: Use) -> Packed | None:
+        """In a form that is right for codes of this kind and size; None where there is none, which is logged."""
+        part, sizes = codes(np.arange(min(1, weight.out))), coded_linear.piece_sizes(weight.out)
+        why = coded_linear.problem(part)
+        asked = [] if why else [coded_linear.asked_for(part, size) for size in sorted(set(sizes))]
+        found = {self.forms.form(each) for each in asked}
+        form = found.pop() if len(found) == 1 else None
+        if form is None:
+            self._tell_numbers(weight, why or "no operator multiplies with such codes here")
+            return None
+        packed = coded_linear.pack(codes, sizes, weight.bias, form, (self.dtype, self.device))
+        self.coded_layers += 1
+        self.coded_weights += weight.out * weight.inputs
+        self.coded_bytes += packed.num_bytes
+        return packed
+
+    def _tell_numbers(self, weight: LinearWeight, why: str) -> None:
+        """Once for each reason."""
+        if why not in self._told:
+            self._told.add(why)
+            kind = str(self.dtype).removeprefix("torch.")
+            log.warning(f"quantized weights become {kind}", first=weight.name, reason=why)
+
+    def linear(self, x: Tensor, packed: Packed) -> Tensor:
+        """[rows, in] to [rows, out]."""
+        if isinstance(packed, CodedLinear):
+            return coded_linear.product(x, packed)
+        return super().linear(x, packed)
 
     def pack_addition(self, place: LinearPlace, down: LinearWeight, up: LinearWeight) -> Addition:
         """In rows: additions come while others are served, when no layout is to be tried."""
@@ -352,6 +394,8 @@ class NpuOps(BaseOps):
                 return grouped_experts.routing_forms(asked, self.is_310p)
             case Weights():
                 return [tiled_weights.TILED]
+            case Coded():
+                return coded_linear.forms(asked, self.is_310p)
 
     def try_form(self, asked: Asked, form: Form) -> Trial:
         """Waits for the device, which a kernel that fails may leave useless for this process."""
@@ -374,6 +418,8 @@ class NpuOps(BaseOps):
                 return routing_error(grouped_experts.choose, asked, self.device)
             case Weights():
                 return tiled_weights.weight_error(asked, self.dtype, self.device)
+            case Coded():
+                return codes_error(asked, form, self.dtype, self.device)
 
     def attention_forms(self, heads: Heads) -> Sequence[Form]:
         """For these heads."""

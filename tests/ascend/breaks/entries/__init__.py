@@ -1,11 +1,21 @@
 """All ways to break the code, by what they break."""
 
-from tests.ascend.breaks.entries import attention, cache, graphs, memory, ranks, towers, transfers
+from tests.ascend.breaks.entries import (
+    attention,
+    cache,
+    codes,
+    graphs,
+    memory,
+    ranks,
+    towers,
+    transfers,
+)
 from tests.ascend.breaks.fault import Break
 
 BREAKS: list[Break] = [
     *transfers.BREAKS,
     *cache.BREAKS,
+    *codes.BREAKS,
     *memory.BREAKS,
     *attention.BREAKS,
     *graphs.BREAKS,

@@ -5,6 +5,7 @@ from torch import Tensor
 
 from tests.ascend.simulator.dispatch import kernel
 from tests.ascend.simulator.errors import Refused, require
+from tests.ascend.simulator.kernels.layer import require_contiguous
 from tests.ascend.simulator.personality import personality
 
 _LARGEST_INNER = 65535
@@ -18,6 +19,7 @@ _DTYPES = {
     15: torch.bfloat16,
 }
 _QINT8 = 12
+_WORD = 8  # codes of 4 bits
 
 
 def _dtype(name: str, number: int | None, otherwise: torch.dtype) -> torch.dtype:
@@ -104,6 +106,7 @@ def quant_matmul(
     name = "npu_quant_matmul"
     kind = _dtype(name, output_dtype, torch.int8)
     _check_quant_matmul(name, x1, x2, scale, pertoken_scale, kind)
+    _check_bias(name, bias, x2.shape[-1], pertoken_scale, kind)
     others = (offset, x1_dtype, x2_dtype, pertoken_scale_dtype, scale_dtype, group_sizes, y_scale)
     require(all(other is None for other in others), f"{name}: not simulated")
     # Products of int8 are exact in float64, as in the device's int32.
@@ -125,6 +128,10 @@ def _check_quant_matmul(
         x1.dtype == x2.dtype == torch.int8,
         f"{name}: {x1.dtype} and {x2.dtype}, only int8 is simulated",
     )
+    require(x1.numel() > 0 and x2.numel() > 0, f"{name}: empty")
+    require_contiguous(name, x1=x1)
+    is_plain = x2.is_contiguous() or x2.mT.is_contiguous()
+    require(is_plain, f"{name}: strides of x2 {list(x2.stride())}")
     require(
         max(x1.shape[-1], x2.shape[-1]) <= _LARGEST_INNER,
         f"{name}: {list(x1.shape)} x {list(x2.shape)}",
@@ -147,6 +154,41 @@ def _check_quant_matmul(
         )
 
 
+def _check_bias(
+    name: str, bias: Tensor | None, outer: int, pertoken: Tensor | None, kind: torch.dtype
+) -> None:
+    """By the tables of what goes with what."""
+    if bias is None:
+        return
+    require(list(bias.shape) == [outer], f"{name}: bias {list(bias.shape)}")
+    floats = kind == torch.bfloat16 or pertoken is not None
+    kinds = (torch.int32, torch.bfloat16, torch.float32) if floats else (torch.int32,)
+    require(bias.dtype in kinds, f"{name}: bias {bias.dtype} for an output of {kind}")
+
+
+@kernel("npu", "npu_convert_weight_to_int4pack")
+def convert_weight_to_int4pack(weight: Tensor, inner_k_tiles: int = 0) -> Tensor:
+    """Eight codes in a word, the first one lowest."""
+    name = "npu_convert_weight_to_int4pack"
+    require(not personality().is_310p, f"{name}: not on 310P")
+    require(weight.dtype == torch.int32 and weight.dim() == 2, f"{name}: {weight.dtype}")
+    require_contiguous(name, weight=weight)
+    require(weight.shape[-1] % _WORD == 0, f"{name}: {list(weight.shape)} does not fill words")
+    require(
+        not weight.numel() or -8 <= int(weight.min()) <= int(weight.max()) <= 7,
+        f"{name}: a code that is not of 4 bits",
+    )
+    places = torch.arange(_WORD) * 4
+    words = ((weight & 15).unflatten(-1, (-1, _WORD)).long() << places).sum(-1)
+    return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
+
+
+def _unpacked(words: Tensor) -> Tensor:
+    """Codes of rows of words, from -8 on."""
+    codes = (words.long()[..., None] >> torch.arange(_WORD) * 4) & 15
+    return torch.where(codes > 7, codes - 16, codes).flatten(-2).to(torch.int8)
+
+
 @kernel("npu", "npu_weight_quant_batchmatmul")
 def weight_quant_batchmatmul(
     x: Tensor,
@@ -163,24 +205,45 @@ def weight_quant_batchmatmul(
     name = "npu_weight_quant_batchmatmul"
     others = (quant_scale, quant_offset, weight_dtype)
     require(all(other is None for other in others), f"{name}: not simulated")
-    require(
-        x.dtype in (torch.float16, torch.bfloat16) and x.dim() == 2,
-        f"{name}: {x.dtype} {list(x.shape)}",
-    )
-    require(weight.dtype == torch.int8, f"{name}: a weight of {weight.dtype} is not simulated")
-    require(
-        weight.dim() == 2 and weight.shape[0] == x.shape[1],
-        f"{name}: {list(x.shape)} x {list(weight.shape)}",
-    )
-    inner, outer = weight.shape
+    require(inner_precise == 0, f"{name}: inner_precise {inner_precise} of a weight in rows")
+    kinds = (torch.float16,) if personality().is_310p else (torch.float16, torch.bfloat16)
+    require(x.dtype in kinds and x.dim() == 2, f"{name}: {x.dtype} {list(x.shape)}")
+    require(all(tensor.numel() for tensor in (x, weight, antiquant_scale)), f"{name}: empty")
+    codes = _weight_codes(name, weight)
+    inner, outer = codes.shape
+    require(inner == x.shape[1], f"{name}: {list(x.shape)} x {list(codes.shape)}")
+    require(max(inner, outer) <= _LARGEST_INNER, f"{name}: {list(codes.shape)}")
     scale = _group_factors(name, antiquant_scale, x.dtype, inner, outer, antiquant_group_size)
-    wide = weight.float()
+    wide = codes.float()
     if antiquant_offset is not None:
+        require(
+            antiquant_offset.shape == antiquant_scale.shape,
+            f"{name}: offset {list(antiquant_offset.shape)}, scale {list(antiquant_scale.shape)}",
+        )
         wide = wide + _group_factors(
             name, antiquant_offset, x.dtype, inner, outer, antiquant_group_size
         )
+    if bias is not None:
+        kind = torch.float32 if x.dtype == torch.bfloat16 else x.dtype
+        require(bias.dtype == kind, f"{name}: bias {bias.dtype} for x of {x.dtype}")
+        require(list(bias.shape) in ([outer], [1, outer]), f"{name}: bias {list(bias.shape)}")
+        require_contiguous(name, bias=bias)
     result = x.float() @ (wide * scale)
     return (result if bias is None else result + bias.float()).to(x.dtype)
+
+
+def _weight_codes(name: str, weight: Tensor) -> Tensor:
+    """[inputs, outputs] of a weight in rows, or of the transposed view of one."""
+    require(weight.dim() == 2, f"{name}: a weight {list(weight.shape)}")
+    is_view = not weight.is_contiguous()
+    rows = weight.T if is_view else weight
+    require(rows.is_contiguous(), f"{name}: strides of a weight {list(weight.stride())}")
+    if weight.dtype == torch.int32:
+        require(not personality().is_310p, f"{name}: 310P has no weights of 4 bits")
+        rows = _unpacked(rows)
+    else:
+        require(weight.dtype == torch.int8, f"{name}: a weight of {weight.dtype}")
+    return rows.T if is_view else rows
 
 
 def _group_factors(
@@ -189,7 +252,8 @@ def _group_factors(
     """Of each element of the weight, or of each of its columns."""
     require(factors.dtype == kind, f"{name}: antiquant {factors.dtype} for x of {kind}")
     if not group:
-        require(factors.numel() in (1, outer), f"{name}: antiquant {list(factors.shape)}")
+        shapes = ([1], [1, 1], [outer], [1, outer])
+        require(list(factors.shape) in shapes, f"{name}: antiquant {list(factors.shape)}")
         return factors.float().view(1, -1)
     require(not personality().is_310p, f"{name}: 310P has no groups")
     require(group % 32 == 0 and 32 <= group < inner, f"{name}: groups of {group}")

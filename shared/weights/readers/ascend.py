@@ -1,0 +1,84 @@
+"""The codes of msmodelslim."""
+
+import torch
+from torch import Tensor
+
+from shared.weights.layouts.ascend import AscendLayout
+from shared.weights.layouts.layout import BadCodes
+from shared.weights.quantized_weight import QuantizedWeight
+from shared.weights.readers.layout import ALL, Tensors
+
+_ROWS = 1 << 12  # of a weight that are added up at once
+
+
+class Ascend(AscendLayout):
+    """See `Reader`."""
+
+    def read(self, tensors: Tensors, inputs: int, rows: slice) -> QuantizedWeight:
+        """See `Reader.read`."""
+        stored = tensors.part("weight", rows, ALL).contiguous()
+        codes = stored.view(torch.uint8) ^ 128
+        activations = 8 if self.codes.has_whole_activations(tensors.name("weight")) else 16
+        if tensors.has("deq_scale"):
+            scales = _steps(tensors)[rows, None] / _one(tensors, "input_scale")
+            return QuantizedWeight(codes, scales, 8, 0, activations=8)
+        scales = _matrix(tensors, "weight_scale", rows)
+        if not scales.isfinite().all():
+            raise BadCodes("weight_scale", "it has an element that is no number, or infinite")
+        group = inputs // scales.shape[1] if scales.shape[1] > 1 else 0
+        return QuantizedWeight(
+            codes, scales, 8, group, _zeros(tensors, rows, scales), activations=activations
+        )
+
+    def bias(self, tensors: Tensors) -> Tensor | None:
+        """float32 [out]: what `quant_bias` adds, which holds the layer's own bias and takes away what the activations'
+        zero has added; None for a layer without one, and where nothing is left."""
+        if not tensors.has("quant_bias"):
+            return None
+        whole = tensors.whole("quant_bias").double()
+        zero = _one(tensors, "input_offset") if tensors.has("input_offset") else 0.0
+        if zero:
+            for first in range(0, len(whole), _ROWS):
+                some = slice(first, min(first + _ROWS, len(whole)))
+                whole[some] += zero * tensors.part("weight", some, ALL).sum(1, dtype=torch.int64)
+        return (whole * _steps(tensors)).float() if bool(whole.any()) else None
+
+
+def _steps(tensors: Tensors) -> Tensor:
+    """float32 [out] of `deq_scale`."""
+    stored = tensors.whole("deq_scale")
+    if stored.dtype == torch.int64:  # the operator wants the bits of a float in one
+        stored = stored.to(torch.int32).view(torch.float32)
+    if not stored.isfinite().all():
+        raise BadCodes("deq_scale", "it has an element that is no number, or infinite")
+    return stored
+
+
+def _one(tensors: Tensors, name: str) -> float:
+    if not tensors.has(name):
+        raise BadCodes(name, "the checkpoint lacks it")
+    found = float(tensors.whole(name).float().item())
+    if name == "input_scale" and not found > 0:
+        raise BadCodes(name, f"it is {found}")
+    return found
+
+
+def _matrix(tensors: Tensors, name: str, rows: slice) -> Tensor:
+    """[outputs, groups]."""
+    if not tensors.has(name):
+        raise BadCodes(name, "the checkpoint lacks it")
+    return tensors.whole(name)[rows].reshape(rows.stop - rows.start, -1)
+
+
+def _zeros(tensors: Tensors, rows: slice, scales: Tensor) -> Tensor | None:
+    """uint8 [outputs, groups], or None where all are in the middle: numbers are (weight - offset) * scale."""
+    if not tensors.has("weight_offset"):
+        return None
+    stored = _matrix(tensors, "weight_offset", rows).float()
+    if not stored.any():
+        return None
+    if stored.shape != scales.shape or bool(
+        ((stored != stored.round()) | (stored.abs() > 127)).any()
+    ):
+        raise BadCodes("weight_offset", "it is no whole number of 8 bits for each scale")
+    return (stored + 128).to(torch.uint8)

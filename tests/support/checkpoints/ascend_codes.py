@@ -1,0 +1,74 @@
+"""Checkpoints as msmodelslim writes them, beside the same weights as numbers."""
+
+import json
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tests.support.checkpoints.coded import LAYERS
+
+DESCRIPTION, WEIGHTS = "quant_model_description.json", "quant_model_weights.safetensors"
+STATIC = "W8A8"
+
+
+def write_ascend(folder: Path, dense: Path, kind: str, *, half: bool = False) -> list[str]:
+    """`folder`: the checkpoint `dense` with new layers, as codes of a kind; in `dense` they are numbers then. half: as
+    of a checkpoint in float16. Gives the layers' names."""
+    shutil.copytree(dense, folder)
+    (folder / "model.safetensors").unlink()
+    tensors = load_file(dense / "model.safetensors")
+    stored, layers = dict(tensors), []
+    described = {"model_quant_type": kind, "version": "1.0.0"}
+    generator = torch.Generator().manual_seed(0)
+    for name in sorted(tensors):
+        described[name] = "FLOAT"
+        if (found := LAYERS.fullmatch(name)) is None:
+            continue
+        layer = found[1]
+        layers.append(layer)
+        bias = tensors.get(f"{layer}.bias")
+        codes, scales = _drawn(tensors[name].shape, generator)
+        tensors[name] = codes.float() * scales
+        new = {"weight": codes, "weight_scale": scales, "weight_offset": torch.zeros_like(scales)}
+        if kind == STATIC:
+            new = _static(codes, scales[:, 0], bias, half)
+            if bias is not None:
+                stored.pop(f"{layer}.bias")
+                tensors[f"{layer}.bias"] = _bias_of(new)
+        stored |= {f"{layer}.{part}": value for part, value in new.items()}
+        described |= {f"{layer}.{part}": kind for part in new}
+    save_file(tensors, dense / "model.safetensors", {"format": "pt"})
+    save_file(stored, folder / WEIGHTS, {"format": "pt"})
+    (folder / DESCRIPTION).write_text(json.dumps(described))
+    return layers
+
+
+def _drawn(shape: torch.Size, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    codes = torch.randint(-128, 128, shape, generator=generator).to(torch.int8)
+    return codes, torch.rand((shape[0], 1), generator=generator).add(0.5).div(512)
+
+
+def _static(codes: Tensor, scales: Tensor, bias: Tensor | None, half: bool) -> dict[str, Tensor]:
+    """With one step for all activations, whose zero is 3."""
+    step, zero = torch.tensor([0.03125]), torch.tensor([3.0])
+    steps = step * scales
+    own = torch.zeros(len(codes)) if bias is None else bias.float()
+    whole = own.double() / steps - 3 * codes.sum(1, dtype=torch.int64)
+    return {
+        "weight": codes,
+        "input_scale": step,
+        "input_offset": zero,
+        "deq_scale": steps.view(torch.int32).long() if half else steps,
+        "quant_bias": whole.round().to(torch.int32),
+    }
+
+
+def _bias_of(new: dict[str, Tensor]) -> Tensor:
+    """What is left of a bias as whole steps."""
+    steps = new["deq_scale"]
+    steps = steps.int().view(torch.float32) if steps.dtype == torch.int64 else steps
+    whole = new["quant_bias"] + 3 * new["weight"].sum(1, dtype=torch.int64)
+    return (whole.double() * steps).float()
