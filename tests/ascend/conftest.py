@@ -31,8 +31,8 @@ def _trials_are_short() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def _device_is_sound(request: pytest.FixtureRequest) -> Iterator[None]:
     """After each test nothing is planted or pending, no host memory has changed under a copy, no streams have used the
-    same memory in no order, and every op had a kernel of its own; a test with the marker `finds_faults` looks at these
-    itself."""
+    same memory in no order, no copy that was to wait for nothing waited since its host memory is not pinned, and every
+    op had a kernel of its own; a test with the marker `finds_faults` looks at these itself."""
     torch.set_num_threads(1)
     counters.fallbacks.clear()
     counters.on_ai_cpu.clear()
@@ -47,5 +47,7 @@ def _device_is_sound(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.node.get_closest_marker("finds_faults") is None:
         for name in ("host_memory_changed", "unordered"):
             assert found[name] == before[name], problem
+        for name in ("copy_h2d_pageable", "copy_d2h_pageable"):
+            assert found[name] == before[name], "copies with host memory that is not pinned"
         assert not counters.fallbacks, "ops without a kernel for the NPU"
         assert not counters.on_ai_cpu, "ops with a dtype that the NPU's cores do not take"

@@ -18,7 +18,7 @@ from tests.ascend.breaks.fault import ROOT, Break
 from tests.ascend.prepared import BREAK, Prepared
 
 _NOTICED = 1  # pytest's status where a test fails; others are errors of the entry
-_LATE, _LONGEST_S = -2, 240.0
+_LATE, _LONGEST_S = -2, 600.0
 _SHOWN = 3000  # characters of what is said last
 _PYTEST = ("-q", "-x", "-p", "no:cacheprovider", "-m", "not compose")
 # What the process has imported already pytest does not rewrite.

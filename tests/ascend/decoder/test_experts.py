@@ -163,4 +163,5 @@ async def test_tokens_of_families_with_experts(
     await check(make_generic_checkpoint(tmp_path, family), short_tmp / "s")
     for name in ("npu_moe_gating_top_k_softmax", "npu_moe_init_routing_v2", "npu_grouped_matmul"):
         assert counters.kernels[name], name
-    counters.on_ai_cpu.pop("cumsum of bool", None)  # of transformers' code, which is as it is
+    for name in ("cumsum of bool", "mul of complex64"):  # of transformers' code, which is as it is
+        counters.on_ai_cpu.pop(name, None)

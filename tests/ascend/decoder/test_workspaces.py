@@ -72,6 +72,7 @@ def fill(tmp_path: Path, npu: str, **options: Any) -> dict[str, int]:
         "max_num_batched_tokens": 256,
         "max_model_len": 4096,
         "max_num_seqs": 128,
+        "graphs": "off",  # whose memory would make up for a workspace that was forgotten
         **options,
     }
     others = str(HBM - int(SHARE * HBM))

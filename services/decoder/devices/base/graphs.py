@@ -53,10 +53,13 @@ def graph_sizes(most: int) -> list[int]:
 def blank_step(ops: BaseOps, rows: int, axes: int, width: int) -> Step:
     """A step of sequences of one token each that nobody asked for. They write to the first block of the cache, as those
     that a batch is filled up with, and see its first place alone. axes: of rotary positions; width: blocks in a row of
-    the table."""
+    the table. Operators of Ascend take no place twice: where one block is not enough for all rows but two are, as with
+    those of an NPU, every row has a place of its own. Nothing is in the second block before graphs are captured."""
     device = ops.device
     table = torch.zeros((rows, width), dtype=torch.int32, device=device)
-    places = torch.arange(rows, dtype=torch.int64, device=device) % ops.block_size
+    places = torch.arange(rows, dtype=torch.int64, device=device)
+    if rows > 2 * ops.block_size:
+        places %= ops.block_size
     return Step(
         ids=torch.zeros(rows, dtype=torch.int64, device=device),
         positions=torch.zeros((axes, rows), dtype=torch.int64, device=device),

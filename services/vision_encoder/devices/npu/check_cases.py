@@ -1,6 +1,7 @@
 """What `tessera doctor --npu` tries of towers: every operation at telling shapes, against the reference on the host."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -27,19 +28,34 @@ class Cases:
         self._generator = torch.Generator().manual_seed(0)
 
     def __iter__(self) -> Iterator[Case]:
+        return self.named("")
+
+    def named(self, begin: str) -> Iterator[Case]:
+        """Those whose names begin so; others are not made."""
         for heads, size in _HEADS:
-            yield self._attention(heads, size, is_rotated=False)
-            yield self._attention(heads, size, is_rotated=True)
-        for name, bias in (("layer norm", self._draw(_WIDTH)), ("RMS norm", None)):
-            yield self._norm(name, bias)
-        yield self._linear("linear with gelu", "gelu", is_gated=False)
-        yield self._linear("linear with a gate by silu", "silu", is_gated=True)
-        yield self._pixels()
+            for kind in ("heads", "rotated heads"):
+                name = f"attention of pictures, {heads} {kind} of {size}"
+                if name.startswith(begin):
+                    yield self._attention(name, heads, size, is_rotated=kind != "heads")
+        others: dict[str, Callable[[str], Case]] = {
+            "layer norm of pictures, alone and of a sum": partial(self._norm, has_bias=True),
+            "RMS norm of pictures, alone and of a sum": partial(self._norm, has_bias=False),
+            "linear with gelu, of pictures": partial(
+                self._linear, activation="gelu", is_gated=False
+            ),
+            "linear with a gate by silu, of pictures": partial(
+                self._linear, activation="silu", is_gated=True
+            ),
+            "values of pixels": self._pixels,
+        }
+        for name, make in others.items():
+            if name.startswith(begin):
+                yield make(name)
 
     def _draw(self, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=self._generator).to(self._ops.dtype)
 
-    def _attention(self, heads: int, size: int, is_rotated: bool) -> Case:
+    def _attention(self, name: str, heads: int, size: int, is_rotated: bool) -> Case:
         """Between the two linear layers, whose weights are packed for it."""
         width, tokens = heads * size, sum(_SEGMENTS)
         x = self._draw(tokens, width)
@@ -60,9 +76,8 @@ class Cases:
 
             return run
 
-        kind = "rotated heads" if is_rotated else "heads"
         return Case(
-            f"attention of pictures, {heads} {kind} of {size}",
+            name,
             of(self._ops),
             of(self._plain)(),
             2 * x.nbytes + qkv.nbytes + out.nbytes,
@@ -70,8 +85,9 @@ class Cases:
             self._ops.attention_by(size),
         )
 
-    def _norm(self, name: str, bias: Tensor | None) -> Case:
+    def _norm(self, name: str, has_bias: bool) -> Case:
         x, residual, weight = self._draw(300, _WIDTH), self._draw(300, _WIDTH), self._draw(_WIDTH)
+        bias = self._draw(_WIDTH) if has_bias else None
 
         def of(ops: TowerOps) -> Callable[[], Sequence[Tensor]]:
             vectors = [None if v is None else ops.vector(v) for v in (weight, bias)]
@@ -80,8 +96,7 @@ class Cases:
             sent, before = x.to(ops.device), residual.to(ops.device)
             return lambda: (ops.norm(sent, norm), *ops.add_norm(sent, before.clone(), norm))
 
-        case = f"{name} of pictures, alone and of a sum"
-        return Case(case, of(self._ops), of(self._plain)(), 6 * x.nbytes, self._tolerance)
+        return Case(name, of(self._ops), of(self._plain)(), 6 * x.nbytes, self._tolerance)
 
     def _linear(self, name: str, activation: str, is_gated: bool) -> Case:
         x, bias = self._draw(300, _WIDTH), self._draw(_INNER)
@@ -94,16 +109,15 @@ class Cases:
 
         expected = of(self._plain)()
         nbytes = x.nbytes + weight.nbytes + expected[0].nbytes
-        return Case(f"{name}, of pictures", of(self._ops), expected, nbytes, self._tolerance)
+        return Case(name, of(self._ops), expected, nbytes, self._tolerance)
 
-    def _pixels(self) -> Case:
+    def _pixels(self, name: str) -> Case:
         raw = torch.randint(256, (4, 3, 1024), generator=self._generator, dtype=torch.uint8)
 
         def of(ops: TowerOps) -> Callable[[], Sequence[Tensor]]:
             sent = raw.to(ops.device)
             return lambda: (ops.scale_pixels(sent, _SCALING),)
 
-        name = "values of pixels"
         return Case(name, of(self._ops), of(self._plain)(), 3 * raw.nbytes, self._tolerance)
 
     @property
