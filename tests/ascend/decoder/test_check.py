@@ -15,7 +15,7 @@ from services.decoder.devices.npu.check_cases import Cases
 from services.decoder.devices.npu.check_steps import StepCases
 from services.decoder.devices.npu.device import NpuDevice
 from services.decoder.devices.npu.errors import explain
-from services.decoder.devices.npu.forms import Asked, Heads, Writing
+from services.decoder.devices.npu.forms import Asked, Coded, Heads, Writing
 from shared.operation_check import Case, Result, try_case
 
 Arguments = dict[str, Any]
@@ -38,7 +38,8 @@ def test_every_operation_is_right(device: NpuDevice) -> None:
     wrong = [result for result in tried if not result.ok]
     assert not wrong
     heads = (Heads(4, 2, 64), Heads(4, 2, 64, window=True), Heads(8, 4, 256))
-    for asked in (*heads, Writing(2, 192)):
+    codes = (Coded(64, 96, 4, 32, has_zeros=True), Coded(64, 64, 8, 0, activations=8))
+    for asked in (*heads, Writing(2, 192), *codes):
         assert try_forms(device, asked).ok
     for window in (False, True):
         result = try_forms(device, Heads(4, 2, 64, window=window, sinks=True))
