@@ -33,7 +33,10 @@ def main(arguments: list[str]) -> None:
 
 def _processor_seconds(system: System) -> dict[str, float]:
     """User and system time of each service, with the processes that it has started."""
-    used = {_LAUNCHER: _alone(psutil.Process(system.pid))}
+    launcher = psutil.Process(system.pid)
+    services = {pid for pids in system.pids().values() for pid in pids}
+    forking = [child for child in launcher.children() if child.pid not in services]
+    used = {_LAUNCHER: _alone(launcher), "fork servers": sum(map(_family, forking))}
     for service, pids in system.pids().items():
         used[service] = sum(map(_family, map(psutil.Process, pids)))
     return used

@@ -23,7 +23,7 @@ _ASKED_EVERY = 8  # steps, then
 _LOOKED_AT_EVERY = 8  # tokens of a sequence that gets none
 # Shares of a step's error that are taken over, by steps of its size and by all.
 _OWN_RATE, _SHARED_RATE = 0.1, 0.15
-_FIRST_STEPS = 3  # of a size: the shortest counts, as the first ones may have to touch memory
+_FIRST_STEPS = 3  # of a size: their mean counts
 _FORGOTTEN_AFTER = 512  # steps
 
 
@@ -209,7 +209,7 @@ class _StepTimes:
         known = self._us.get(size)
         if known is None or count <= _FIRST_STEPS:
             now = took / self.scale
-            self._us[size] = now if known is None else min(known, now)
+            self._us[size] = now if known is None else known + (now - known) / count
             return 1.0
         error = max(-0.5, min(0.5, took / (known * self.scale) - 1))
         self._us[size] = known * (1 + _OWN_RATE * error)

@@ -131,7 +131,8 @@ class System:
                 command = child.cmdline()
             except (psutil.NoSuchProcess, psutil.ZombieProcess):
                 continue
-            found[_room(command)].append(child.pid)
+            if not any(word.endswith("fork_server.py") for word in command):  # no service
+                found[_room(command)].append(child.pid)
         return dict(found)
 
     def all_pids(self) -> list[int]:
