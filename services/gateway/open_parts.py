@@ -36,6 +36,7 @@ from services.gateway.settings import GatewaySettings
 from services.gateway.slices import Slices
 from services.gateway.telemetry.gateway_state import GatewayState
 from services.gateway.telemetry.metrics import Metrics
+from services.gateway.telemetry.recent_errors import RecentErrors
 from services.gateway.telemetry.reporter import Reporter
 from services.gateway.telemetry.request_timelines import RequestTimelines
 from services.gateway.telemetry.served_parts import ServedParts
@@ -48,6 +49,7 @@ from shared.lora.modules import open_modules
 from shared.queue import Queue, TokenChannel
 from shared.queue.adapters import AdapterDirectory, AdapterRegistry
 from shared.queue.batch_store import BatchStore
+from shared.queue.error_store import ErrorStore
 from shared.queue.file_store import FileStore
 from shared.queue.keys import Keys
 from shared.queue.registry import Directory
@@ -108,6 +110,7 @@ async def open_parts(
     apis: Sequence[Api],
     api_keys: ApiKeys,
     budget: BodyBudget,
+    errors: RecentErrors,
     timings: Timings,
 ) -> AsyncIterator[Parts]:
     """The parts that all `apis` share; leaving the block ends their work. Redis may be away."""
@@ -135,7 +138,9 @@ async def open_parts(
         adapter_limits = AdapterLimits(
             settings.allowed_adapter_dir, settings.max_lora_rank, timings.adapters_s
         )
-        metrics = Metrics(model.name, model.max_model_len)
+        error_store = ErrorStore(redis, keys)
+        await stack.enter_async_context(errors.written(error_store))
+        metrics = Metrics(model.name, model.max_model_len, errors)
         metrics.watch(GatewayState(lambda: len(follower), lambda: health.instances, budget))
         reporter = await stack.enter_async_context(Reporter(queue, metrics.load, instance_id))
         cancels = Cancels(queue)
@@ -188,7 +193,7 @@ async def open_parts(
             metrics=metrics,
             reporter=reporter,
             served_parts=ServedParts(queue),
-            system_state=SystemState(queue),
+            system_state=SystemState(queue, errors, error_store),
             follower=follower,
             pool=pool,
             held_requests=held_requests,

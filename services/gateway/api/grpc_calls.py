@@ -73,7 +73,14 @@ class GrpcCalls:
             if call is None or not call.accepted:
                 tenant = call.tenant if call is not None else ""
                 path = f"grpc {method.capitalize()}"
-                log_refusal(error, monotonic() - began, tenant, path=path)
+                log_refusal(
+                    error,
+                    monotonic() - began,
+                    self._metrics.errors,
+                    path=path,
+                    request_id=request_id,
+                    tenant=tenant,
+                )
             raise
 
     async def read(

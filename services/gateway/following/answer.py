@@ -286,6 +286,7 @@ class Answer:
             endings,
             worst,
             error,
+            self._metrics.errors,
             prompt_tokens=self.prompt_tokens,
             output_tokens=self.completion_tokens,
             resumed=not self._is_counted,

@@ -16,7 +16,8 @@ from services.gateway.http.errors import error_response
 from services.gateway.http.exchange import BodyLimits, Exchange, Receive, Scope, Send
 from services.gateway.http.hosts import Hosts
 from services.gateway.http.routes import RouteTable
-from services.gateway.telemetry.http_metrics import NO_ROUTE, HttpMetrics
+from services.gateway.telemetry.http_metrics import NO_ROUTE
+from services.gateway.telemetry.metrics import Metrics
 from services.gateway.telemetry.request_log import log_refusal
 from shared.environment import monotonic
 from shared.errors import Cancelled, Internal, ServingError, Unavailable
@@ -39,7 +40,7 @@ class App:
         keys: ApiKeys,
         cross_origin: CrossOrigin,
         hosts: Hosts,
-        metrics: HttpMetrics,
+        metrics: Metrics,
         tag: str,
         no_route: Callable[[str, Collection[str]], NoRoute],
         body_limits: BodyLimits,
@@ -108,7 +109,7 @@ class App:
 
     def _count(self, exchange: Exchange, seconds: float) -> None:
         declared = exchange.header("content-length")
-        self._metrics.ended(
+        self._metrics.http.ended(
             exchange.method,
             exchange.handler or NO_ROUTE,
             exchange.status or _CLIENT_LEFT,
@@ -124,7 +125,7 @@ class App:
         try:
             await handle(exchange)
         except ServingError as error:
-            _log_refusal(exchange, error, began)
+            self._refused(exchange, error, began)
             await _answer_error(exchange, error)
         except asyncio.CancelledError:
             # The time that a shutdown allows is over.
@@ -138,8 +139,19 @@ class App:
         except Exception as error:
             log.exception("unexpected error", path=exchange.path[:200])
             failure = _internal(exchange, error)
-            _log_refusal(exchange, failure, began)
+            self._refused(exchange, failure, began)
             await _answer_error(exchange, failure)
+
+    def _refused(self, exchange: Exchange, error: ServingError, began: float) -> None:
+        if exchange.generates and not exchange.accepted:
+            log_refusal(
+                error,
+                monotonic() - began,
+                self._metrics.errors,
+                path=exchange.path,
+                request_id=exchange.request_id,
+                tenant=exchange.tenant,
+            )
 
     async def _handle(self, exchange: Exchange) -> None:
         found = self._routes.find(exchange.path)
@@ -179,12 +191,6 @@ def _not_taken(exchange: Exchange, methods: Collection[str]) -> MethodNotAllowed
         f"{exchange.path[:200]} does not take {exchange.method[:20]}, but {allowed}",
         allow=allowed,
     )
-
-
-def _log_refusal(exchange: Exchange, error: ServingError, began: float) -> None:
-    if exchange.generates and not exchange.accepted:
-        seconds = monotonic() - began
-        log_refusal(error, seconds, exchange.tenant, path=exchange.path)
 
 
 async def _answer_error(exchange: Exchange, error: ServingError) -> None:

@@ -12,6 +12,7 @@ from services.gateway.endings import FINISH_NAMES
 from services.gateway.telemetry.batch_metrics import BatchMetrics
 from services.gateway.telemetry.gap_histogram import GapHistogram
 from services.gateway.telemetry.http_metrics import HttpMetrics
+from services.gateway.telemetry.recent_errors import RecentErrors
 from services.gateway.telemetry.scheduler_load import SchedulerLoad
 from services.gateway.telemetry.timeline import Timeline
 from shared.net.metrics_page import EveryProcess
@@ -44,8 +45,11 @@ _REASONS = ("stop", "length", "abort", "error")
 class Metrics:
     """All series of one gateway, with its own registry."""
 
-    def __init__(self, model_name: str, max_model_len: int) -> None:
-        """`max_model_len` bounds the buckets of token counts."""
+    def __init__(
+        self, model_name: str, max_model_len: int, errors: RecentErrors | None = None
+    ) -> None:
+        """`max_model_len` bounds the buckets of token counts; `errors` are told of what requests end with."""
+        self.errors = errors or RecentErrors()
         self.registry = process_registry(EveryProcess("gateway", model_name))
         self.load = SchedulerLoad(model_name)
         self.registry.register(self.load)

@@ -60,7 +60,7 @@ class Information:
         await exchange.respond(200, await self._reporter.page(self._metrics), _PROMETHEUS)
 
     async def system(self, exchange: Exchange, caller: Caller) -> None:
-        """GET /v1/system: the services that are alive, their load, what waits, and the latest errors of this gateway.
+        """GET /v1/system: the services that are alive, their load, what waits, and the latest errors of all gateways.
         Raises Unavailable while Redis is away.
         """
         content = {
