@@ -37,8 +37,10 @@ from services.gateway.slices import Slices
 from services.gateway.telemetry.gateway_state import GatewayState
 from services.gateway.telemetry.metrics import Metrics
 from services.gateway.telemetry.recent_errors import RecentErrors
+from services.gateway.telemetry.refusals import Refusals
 from services.gateway.telemetry.reporter import Reporter
 from services.gateway.telemetry.request_timelines import RequestTimelines
+from services.gateway.telemetry.sampling import never_sampled
 from services.gateway.telemetry.served_parts import ServedParts
 from services.gateway.telemetry.system_state import SystemState
 from services.gateway.telemetry.trace_export import exporting_traces
@@ -141,6 +143,7 @@ async def open_parts(
         error_store = ErrorStore(redis, keys)
         await stack.enter_async_context(errors.written(error_store))
         metrics = Metrics(model.name, model.max_model_len, errors)
+        metrics.has_traces = sampler is not never_sampled
         metrics.watch(GatewayState(lambda: len(follower), lambda: health.instances, budget))
         reporter = await stack.enter_async_context(Reporter(queue, metrics.load, instance_id))
         cancels = Cancels(queue)
@@ -180,7 +183,8 @@ async def open_parts(
         )
         generating = Generating(model, admission, metrics, body_limits, answer_limits, timeouts)
         pooling = Pooling(generating, admission, metrics, body_limits, answer_limits, slices)
-        calls = GrpcCalls(model, metrics, api_keys, timeouts)
+        refusals = Refusals(model.name, errors, timelines)
+        calls = GrpcCalls(model, metrics, refusals, api_keys, timeouts)
         yield Parts(
             model=model,
             reply_forms=reply_forms,
@@ -199,6 +203,7 @@ async def open_parts(
             held_requests=held_requests,
             resumption=resumption,
             timelines=RequestTimelines(timeline_store, timeline_writer),
+            refusals=refusals,
             admission=admission,
             adapters=AdapterLoading(model, registry, adapters, adapter_limits),
             responses=responses,

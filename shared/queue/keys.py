@@ -56,6 +56,8 @@
                                           content (the weights that its logs are computed with, from the first record),
                                           numerics (those that its first record was computed in), inexact (1: its logs
                                           need not be those of an undisturbed run)
+    t:{m}:refused:<rid>           hash    of a request that was not accepted: tenant, head, chunk (its timeline)
+    t:{m}:refusals                zset    rid -> when (ms): those of which that is kept
     t:{m}:l:<rid>:<c>             str     the token log of choice c: records of a fixed size (shared/queue/token_log.py)
     t:{m}:l:<rid>:p               str     log-probabilities of the prompt, a record for each token but the first
     t:{m}:idem:<tenant>:<hash>    hash    rid, fingerprint
@@ -122,6 +124,10 @@ class Keys:
     def request(self, request_id: str) -> str:
         """The hash of one request."""
         return f"{self.prefix}:r:{request_id}"
+
+    def refused(self, request_id: str) -> str:
+        """The hash of one request that was not accepted."""
+        return f"{self.prefix}:refused:{request_id}"
 
     def loads(self, service: str) -> str:
         """What the processes of a service do at the moment."""

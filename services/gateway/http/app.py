@@ -8,7 +8,7 @@ from dataclasses import replace
 import structlog
 
 from services.gateway.admission.api_keys import ApiKeys
-from services.gateway.admission.caller import Caller
+from services.gateway.admission.caller import Caller, tenant_of
 from services.gateway.errors import MethodNotAllowed, NoRoute
 from services.gateway.http.cross_origin import CrossOrigin
 from services.gateway.http.endpoint import Endpoint
@@ -16,9 +16,8 @@ from services.gateway.http.errors import error_response
 from services.gateway.http.exchange import BodyLimits, Exchange, Receive, Scope, Send
 from services.gateway.http.hosts import Hosts
 from services.gateway.http.routes import RouteTable
-from services.gateway.telemetry.http_metrics import NO_ROUTE
-from services.gateway.telemetry.metrics import Metrics
-from services.gateway.telemetry.request_log import log_refusal
+from services.gateway.telemetry.http_metrics import NO_ROUTE, HttpMetrics
+from services.gateway.telemetry.refusals import Refusals, Refused
 from shared.environment import monotonic
 from shared.errors import Cancelled, Internal, ServingError, Unavailable
 from shared.queue.keys import new_request_id
@@ -40,7 +39,8 @@ class App:
         keys: ApiKeys,
         cross_origin: CrossOrigin,
         hosts: Hosts,
-        metrics: Metrics,
+        metrics: HttpMetrics,
+        refusals: Refusals,
         tag: str,
         no_route: Callable[[str, Collection[str]], NoRoute],
         body_limits: BodyLimits,
@@ -54,6 +54,7 @@ class App:
         self._cross_origin = cross_origin
         self._hosts = hosts
         self._metrics = metrics
+        self._refusals = refusals
         self._tag = tag
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -109,7 +110,7 @@ class App:
 
     def _count(self, exchange: Exchange, seconds: float) -> None:
         declared = exchange.header("content-length")
-        self._metrics.http.ended(
+        self._metrics.ended(
             exchange.method,
             exchange.handler or NO_ROUTE,
             exchange.status or _CLIENT_LEFT,
@@ -144,14 +145,14 @@ class App:
 
     def _refused(self, exchange: Exchange, error: ServingError, began: float) -> None:
         if exchange.generates and not exchange.accepted:
-            log_refusal(
-                error,
-                monotonic() - began,
-                self._metrics.errors,
-                path=exchange.path,
-                request_id=exchange.request_id,
-                tenant=exchange.tenant,
+            refused = Refused(
+                exchange.request_id,
+                exchange.client_request_id,
+                exchange.header("traceparent"),
+                exchange.path,
+                exchange.tenant,
             )
+            self._refusals.note(error, refused, began)
 
     async def _handle(self, exchange: Exchange) -> None:
         found = self._routes.find(exchange.path)
@@ -176,6 +177,8 @@ class App:
             (*exchange.form.key_headers, *route.key_headers),
             needed=route.needs_key,
         )
+        if exchange.generates:
+            exchange.tenant = tenant_of(caller, "")  # until its body says more
         await route.handler(exchange, replace(caller, client_request_id=exchange.client_request_id))
 
 

@@ -66,6 +66,7 @@ class Draw:
             self._timeline,
             self._timeline,
             self._errors,
+            self._refused,
             self._queue_age,
             self._recovery,
             self._weight,
@@ -255,6 +256,10 @@ class Draw:
     def _errors(self) -> Call:
         words = [word for rid in self._some(self._rids) for word in (f"error of {rid}", "40")]
         return "errors", ["3", "900000", *words]
+
+    def _refused(self) -> Call:
+        words = [word for rid in self._some(self._rids) for word in (rid, "x", "head", f"of {rid}")]
+        return "refused", ["2", "900", *words]
 
     def _queue_age(self) -> Call:
         return "queue_age", []

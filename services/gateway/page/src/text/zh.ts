@@ -184,7 +184,7 @@ export const zh: Texts = {
   sysTokenize: "模板与分词",
   sysMedia: "获取并解码一项",
   sysCache: "缓存",
-  sysFailures: "次失败",
+  sysFailures: "失败",
   sysQueueTime: "排队时间",
   sysBatch: "批次",
   sysBatchOf: "{n} 项",
