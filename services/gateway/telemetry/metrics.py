@@ -236,7 +236,9 @@ class Metrics:
         if not self.has_traces or _OPEN_METRICS not in accept:
             return Page(self.text(), CONTENT_TYPE)
         # No name needs escapes. With other escaping prometheus_client makes an underscore of the colon of `vllm:`.
-        body = open_metrics.generate_latest(self.registry, ALLOWUTF8, _OPEN_METRICS_VERSION)
+        body: bytes = open_metrics.generate_latest(  # type: ignore[no-untyped-call]
+            self.registry, ALLOWUTF8, _OPEN_METRICS_VERSION
+        )
         return Page(body, _OPEN_METRICS_TYPE)
 
     def _counter(self, name: str, text: str) -> Counter:

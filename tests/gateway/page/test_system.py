@@ -47,10 +47,11 @@ async def test_every_service_shows_its_load(stage: Stage, browser: Browser) -> N
     encoder, preprocess = encoder_measures(), preprocess_measures()
     async with connect(stage.settings.redis_url) as redis:
         names = [new_instance_id(), new_instance_id()]
-        told = zip(("vision_encoder", "preprocess"), names, (encoder, preprocess), strict=True)
+        keys, (tower, prompt) = Keys(MODEL), names
+        at = [f"10.0.0.7:{name[:4]}" for name in names]
         dying = [
-            Dying(redis, Keys(MODEL), service, name, f"10.0.0.7:{name[:4]}", load=measures.load)
-            for service, name, measures in told
+            Dying(redis, keys, "vision_encoder", tower, at[0], load=encoder.load),
+            Dying(redis, keys, "preprocess", prompt, at[1], load=preprocess.load),
         ]
         async with dying[0], dying[1]:
             chat = await ChatPage.open(browser, f"{stage.gateway.url}/system")

@@ -51,7 +51,7 @@ def exemplars(page: str) -> dict[str, set[str]]:
     """The traces of each family."""
     return {
         family.name: {s.exemplar.labels["trace_id"] for s in family.samples if s.exemplar}
-        for family in text_string_to_metric_families(page)
+        for family in text_string_to_metric_families(page)  # type: ignore[no-untyped-call]
         if any(sample.exemplar for sample in family.samples)
     }
 
@@ -99,7 +99,11 @@ async def test_a_prometheus_keeps_them(traced: Stage, tmp_path: Path) -> None:
         async with httpx.AsyncClient() as client, asyncio.timeout(120):
             while not found:
                 await asyncio.sleep(0.2)
-                asked = {"query": f"{TTFT}_bucket", "start": 0, "end": time.time() + 60}
+                asked: dict[str, Any] = {
+                    "query": f"{TTFT}_bucket",
+                    "start": 0,
+                    "end": time.time() + 60,
+                }
                 with contextlib.suppress(httpx.TransportError, ValueError):
                     found = (await client.get(url, params=asked)).json().get("data") or []
     finally:
