@@ -26,6 +26,7 @@ from services.gateway.servers import (
     read_api_keys,
 )
 from services.gateway.settings import GatewaySettings
+from services.gateway.telemetry.recent_errors import RecentErrors
 from services.gateway.timings import USUAL, Timings
 from shared import service_process
 from shared.net import tasks
@@ -86,10 +87,12 @@ async def open_gateway(
     """
     tls = ServerTls.of(settings)
     api_keys, budget = read_api_keys(settings), body_budget(settings)
+    instance_id = new_instance_id()
+    errors = RecentErrors(instance_id)
     async with contextlib.AsyncExitStack() as stack:
         # Addresses are taken before the model is loaded: it fails at once where it would later.
         grpc_server = await stack.enter_async_context(
-            make_grpc_server(settings, tls, api_keys, budget)
+            make_grpc_server(settings, tls, api_keys, budget, errors)
         )
         http_server = http(
             settings.host, settings.port, settings.shutdown_timeout, http_limits(settings), tls
@@ -98,9 +101,8 @@ async def open_gateway(
         model = await asyncio.to_thread(load_model, settings)
         redis = connect(settings.queue_url)
         stack.push_async_callback(redis.aclose)
-        instance_id = new_instance_id()
         parts = await stack.enter_async_context(
-            open_parts(settings, model, redis, instance_id, apis, api_keys, budget, timings)
+            open_parts(settings, model, redis, instance_id, apis, api_keys, budget, errors, timings)
         )
         app = make_app(settings, parts, apis)
         for api in apis:
@@ -113,7 +115,14 @@ async def open_gateway(
         health = parts.health
         await grpc_server.ready(also=lambda: not health.missing())
         url = f"{'https' if tls else 'http'}://{join(settings.host, http_server.port)}"
-        instance = Announcement(redis, Keys(model.name), "gateway", instance_id, url)
+        instance = Announcement(
+            redis,
+            Keys(model.name),
+            "gateway",
+            instance_id,
+            url,
+            load=lambda: {"open_answers": len(parts.follower), "body_bytes": budget.held},
+        )
         await stack.enter_async_context(instance)
         try:
             yield Gateway(

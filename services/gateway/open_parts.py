@@ -36,8 +36,11 @@ from services.gateway.settings import GatewaySettings
 from services.gateway.slices import Slices
 from services.gateway.telemetry.gateway_state import GatewayState
 from services.gateway.telemetry.metrics import Metrics
+from services.gateway.telemetry.recent_errors import RecentErrors
+from services.gateway.telemetry.refusals import Refusals
 from services.gateway.telemetry.reporter import Reporter
 from services.gateway.telemetry.request_timelines import RequestTimelines
+from services.gateway.telemetry.sampling import never_sampled
 from services.gateway.telemetry.served_parts import ServedParts
 from services.gateway.telemetry.system_state import SystemState
 from services.gateway.telemetry.trace_export import exporting_traces
@@ -48,6 +51,7 @@ from shared.lora.modules import open_modules
 from shared.queue import Queue, TokenChannel
 from shared.queue.adapters import AdapterDirectory, AdapterRegistry
 from shared.queue.batch_store import BatchStore
+from shared.queue.error_store import ErrorStore
 from shared.queue.file_store import FileStore
 from shared.queue.keys import Keys
 from shared.queue.registry import Directory
@@ -108,6 +112,7 @@ async def open_parts(
     apis: Sequence[Api],
     api_keys: ApiKeys,
     budget: BodyBudget,
+    errors: RecentErrors,
     timings: Timings,
 ) -> AsyncIterator[Parts]:
     """The parts that all `apis` share; leaving the block ends their work. Redis may be away."""
@@ -135,7 +140,10 @@ async def open_parts(
         adapter_limits = AdapterLimits(
             settings.allowed_adapter_dir, settings.max_lora_rank, timings.adapters_s
         )
-        metrics = Metrics(model.name, model.max_model_len)
+        error_store = ErrorStore(redis, keys)
+        await stack.enter_async_context(errors.written(error_store))
+        metrics = Metrics(model.name, model.max_model_len, errors)
+        metrics.has_traces = sampler is not never_sampled
         metrics.watch(GatewayState(lambda: len(follower), lambda: health.instances, budget))
         reporter = await stack.enter_async_context(Reporter(queue, metrics.load, instance_id))
         cancels = Cancels(queue)
@@ -175,7 +183,8 @@ async def open_parts(
         )
         generating = Generating(model, admission, metrics, body_limits, answer_limits, timeouts)
         pooling = Pooling(generating, admission, metrics, body_limits, answer_limits, slices)
-        calls = GrpcCalls(model, metrics, api_keys, timeouts)
+        refusals = Refusals(model.name, errors, timelines)
+        calls = GrpcCalls(model, metrics, refusals, api_keys, timeouts)
         yield Parts(
             model=model,
             reply_forms=reply_forms,
@@ -188,12 +197,13 @@ async def open_parts(
             metrics=metrics,
             reporter=reporter,
             served_parts=ServedParts(queue),
-            system_state=SystemState(queue),
+            system_state=SystemState(queue, errors, error_store),
             follower=follower,
             pool=pool,
             held_requests=held_requests,
             resumption=resumption,
             timelines=RequestTimelines(timeline_store, timeline_writer),
+            refusals=refusals,
             admission=admission,
             adapters=AdapterLoading(model, registry, adapters, adapter_limits),
             responses=responses,

@@ -16,6 +16,7 @@ from services.gateway.http.hosts import Hosts
 from services.gateway.http.open_files import connections_within_limits
 from services.gateway.open_parts import message_limit
 from services.gateway.settings import GatewaySettings
+from services.gateway.telemetry.recent_errors import RecentErrors
 from shared import access
 from shared.net.rpc.server import RpcServer
 from shared.net.server_tls import ServerTls
@@ -42,9 +43,13 @@ def body_budget(settings: GatewaySettings) -> BodyBudget:
 
 
 def make_grpc_server(
-    settings: GatewaySettings, tls: ServerTls | None, api_keys: ApiKeys, budget: BodyBudget
+    settings: GatewaySettings,
+    tls: ServerTls | None,
+    api_keys: ApiKeys,
+    budget: BodyBudget,
+    errors: RecentErrors,
 ) -> RpcServer:
-    """The server of the public gRPC API, which has no methods yet."""
+    """The server of the public gRPC API, which has no methods yet. `errors` are told of calls without a key."""
     limit = message_limit(settings)
     return RpcServer(
         join(settings.host, settings.grpc_port),
@@ -52,7 +57,7 @@ def make_grpc_server(
         heartbeat=settings.heartbeat,
         max_message_bytes=limit,
         limits=_grpc_limits(settings),
-        gate=CallLimits(api_keys, limit, budget),
+        gate=CallLimits(api_keys, limit, budget, errors),
         grace_s=0.5,
         public=True,
     )
@@ -68,6 +73,7 @@ def make_app(settings: GatewaySettings, parts: Parts, apis: Sequence[Api]) -> Ap
         CrossOrigin(settings.web_origins),
         Hosts(settings.host, has_keys=bool(settings.api_keys), allowed=settings.hosts),
         parts.metrics.http,
+        parts.refusals,
         model_tag(parts.model.name),
         no_route,
         parts.body_limits,

@@ -99,7 +99,8 @@ def _explain(settings: WhySettings) -> str:
         return f"{name} ended more than ten minutes ago, and its timeline is forgotten. Its log line:\n{_told(ended)}"
     last = ended or lines[-1]
     return (
-        f"{name} has no timeline at {settings.url}: it was not accepted, or is another caller's (--api-key, --user)."
+        f"{name} has no timeline at {settings.url}: it is another caller's (--api-key, --user), or was refused before"
+        " its caller was known, or while many were."
         f" Its last log line:\n{_told(last)}"
     )
 

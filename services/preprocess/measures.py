@@ -146,6 +146,22 @@ class PreprocessMeasures:
         self._steps["fetch"].add(fetch_us / 1e6)
         self._steps["media"].add(media_us / 1e6)
 
+    def load(self) -> dict[str, int | float]:
+        """What it does at the moment, and sums since its start from which a reader who comes again makes means."""
+        workers = self.workers()
+        return {
+            "running": self._in_progress,
+            "waiting_items": workers.waiting,
+            "busy_workers": workers.busy,
+            "lost_workers": workers.lost,
+            "prompts": sum(self._prompts),
+            "failures": self._failed.total(),
+            **{f"{step}_us": round(1e6 * times.total) for step, times in self._steps.items()},
+            "cache_queries": self._queries,
+            "cache_hits": self._hits,
+            "cache_bytes": self.cache_bytes(),
+        }
+
     def read(self) -> Iterator[Measured]:
         """All series."""
         yield PROMPTS.by(

@@ -120,7 +120,7 @@ async def serve(
         metrics = serve_metrics(
             settings.metrics_listen, lambda: page("preprocess", settings.model_name, measures)
         )
-        async with metrics, producer.serving("preprocess", part):
+        async with metrics, producer.serving("preprocess", part, measures.load):
             log.info(
                 "serving",
                 model=settings.model_name,

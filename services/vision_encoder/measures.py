@@ -86,20 +86,42 @@ class EncoderMeasures:
         self._compute = Distribution(WORK_S)
         self._items = Distribution(_ITEMS)
         self._patches = Distribution(_PATCHES)
-        self._rows = self._failed = 0
+        self._rows = self._failed = self._taken = self._running = 0
 
     def taken(self, waited_s: list[float], patches: int) -> None:
         """The tower takes a batch; each of its items has waited so long."""
         for seconds in waited_s:
             self._wait.add(seconds)
+        self._taken += len(waited_s)
+        self._running = len(waited_s)
         self._items.add(len(waited_s))
         self._patches.add(patches)
 
     def computed(self, seconds: float, rows: int, failed: int) -> None:
         """A batch took so long, and gave so many rows."""
+        self._running = 0
         self._compute.add(seconds)
         self._rows += rows
         self._failed += failed
+
+    def load(self) -> dict[str, int | float]:
+        """What it does at the moment, and sums since its start from which a reader who comes again makes means."""
+        count, since = self.waiting()
+        return {
+            "running": self._running,
+            "waiting": count,
+            "oldest_us": round(1e6 * max(0.0, monotonic() - since)) if count else 0,
+            "items": self._taken,
+            "batches": sum(self._items.counts),
+            "wait_us": round(1e6 * self._wait.total),
+            "compute_us": round(1e6 * self._compute.total),
+            "rows": self._rows,
+            "failures": self._failed,
+            "cache_queries": self.queries,
+            "cache_hits": self.hits,
+            "cache_refusals": self.refused,
+            "cache_bytes": self.cache_bytes(),
+        }
 
     def read(self) -> Iterator[Measured]:
         """All series."""

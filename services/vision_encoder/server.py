@@ -79,7 +79,7 @@ async def serve(
             settings.metrics_listen,
             lambda: page("vision_encoder", settings.model_name, measures),
         )
-        async with metrics, producer.serving("vision_encoder", part, numerics):
+        async with metrics, producer.serving("vision_encoder", part, measures.load, numerics):
             log.info(
                 "serving",
                 model=settings.model_name,

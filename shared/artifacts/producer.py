@@ -1,6 +1,6 @@
 """What services that make artifacts have in common, from the bound address to the end."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ from shared.net.channels import MAX_MESSAGE_BYTES
 from shared.net.rpc.server import RpcServer
 from shared.queue import connect
 from shared.queue.keys import Keys, new_instance_id
-from shared.queue.registry import Announcement
+from shared.queue.registry import Announcement, Load
 from shared.served_part import ServedPart
 from shared.settings import ServiceSettings
 from tessera.artifact.v1 import artifact_pb2_grpc
@@ -36,10 +36,10 @@ class Producer:
 
     @asynccontextmanager
     async def serving(
-        self, service: str, part: ServedPart, numerics: str = ""
+        self, service: str, part: ServedPart, load: Callable[[], Load], numerics: str = ""
     ) -> AsyncIterator[None]:
         """Serves the artifacts and what was added to the server, in the registry as `service` of these numerics, until
-        the block ends."""
+        the block ends; there it says what its `load` is."""
         register = artifact_pb2_grpc.add_ArtifactServiceServicer_to_server
         self.server.add(SERVICE_NAME, register, ArtifactServicer(self.store))
         await self.server.ready()
@@ -52,6 +52,7 @@ class Producer:
             address,
             part.to_json(),
             numerics=numerics,
+            load=load,
         )
         async with announcement:
             yield

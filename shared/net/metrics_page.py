@@ -8,6 +8,7 @@ likes; these pages may listen where strangers are.
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import NamedTuple
 
 import structlog
 
@@ -36,7 +37,16 @@ BACKGROUND_FAILURES = Series(
 )
 SERIES = (INFO, BACKGROUND_FAILURES)
 
-Text = Callable[[], Awaitable[bytes]]
+
+class Page(NamedTuple):
+    """A page of metrics as it is sent."""
+
+    body: bytes
+    content_type: str
+
+
+# The page in the form that a header Accept asks for, if there are several.
+MakePage = Callable[[str], Awaitable[Page]]
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -56,22 +66,22 @@ def join(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def page(service: str, model_name: str, *measures: Measures) -> Text:
-    """The text of a page: what `measures` read, and what every process has."""
+def page(service: str, model_name: str, *measures: Measures) -> MakePage:
+    """A page in Prometheus's text format: what `measures` read, and what every process has."""
     # Imported where a page is served alone: it takes 40 ms, and a start waits for it.
     from shared.telemetry.exposition import process_registry, text_of
 
     registry = process_registry(EveryProcess(service, model_name), *measures)
 
-    async def text() -> bytes:
-        return text_of(registry)
+    async def make(accept: str) -> Page:
+        return Page(text_of(registry), CONTENT_TYPE)
 
-    return text
+    return make
 
 
 @contextlib.asynccontextmanager
-async def serve_metrics(listen: str, make_text: Callable[[], Text]) -> AsyncIterator[int]:
-    """Serves the page that `make_text` makes at `listen` (host:port) until the block ends; yields its port, 0 where
+async def serve_metrics(listen: str, prepare: Callable[[], MakePage]) -> AsyncIterator[int]:
+    """Serves the page of what `prepare` returns at `listen` (host:port) until the block ends; yields its port, 0 where
     `listen` is empty and there is none. Raises InvalidRequest for an address that is none, Unavailable where it cannot
     be had.
     """
@@ -79,7 +89,7 @@ async def serve_metrics(listen: str, make_text: Callable[[], Text]) -> AsyncIter
         yield 0
         return
     host, port = split_address(listen)
-    served = _Server(make_text())
+    served = _Server(prepare())
     try:
         server = await asyncio.start_server(served.answer, host, port, limit=_MOST_HEAD_BYTES)
     except OSError as error:
@@ -96,8 +106,8 @@ async def serve_metrics(listen: str, make_text: Callable[[], Text]) -> AsyncIter
 class _Server:
     """Answers connections, each for one request."""
 
-    def __init__(self, text: Text) -> None:
-        self._text = text
+    def __init__(self, make: MakePage) -> None:
+        self._make = make
         self._open: set[asyncio.Task[None]] = set()
 
     async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -141,18 +151,32 @@ class _Server:
         if method not in (b"GET", b"HEAD"):
             return _message(b"405 Method Not Allowed", b"GET alone\n", b"Allow: GET, HEAD\r\n")
         try:
-            body = await self._text()
+            body, content_type = await self._make(_accept(head))
         except Exception:
             log.exception("the page of metrics failed")
             return _message(b"500 Internal Server Error", b"the page failed; the log says why\n")
-        return _message(b"200 OK", body, without_body=method == b"HEAD")
+        kind = content_type.encode()
+        return _message(b"200 OK", body, kind=kind, without_body=method == b"HEAD")
+
+
+def _accept(head: bytes) -> str:
+    """The header Accept; "" without one."""
+    for line in head.split(b"\r\n")[1:]:
+        name, _, value = line.partition(b":")
+        if name.strip().lower() == b"accept":
+            return value.strip().decode("latin-1")
+    return ""
 
 
 def _message(
-    status: bytes, body: bytes, headers: bytes = b"", *, without_body: bool = False
+    status: bytes,
+    body: bytes,
+    headers: bytes = b"",
+    *,
+    kind: bytes = b"text/plain; charset=utf-8",
+    without_body: bool = False,
 ) -> bytes:
     head = b"HTTP/1.1 %b\r\nContent-Type: %b\r\nContent-Length: %d\r\nConnection: close\r\n%b\r\n"
-    kind = CONTENT_TYPE.encode() if status.startswith(b"200") else b"text/plain; charset=utf-8"
     return head % (status, kind, len(body), headers) + (b"" if without_body else body)
 
 

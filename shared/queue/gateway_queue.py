@@ -8,7 +8,7 @@ from shared.net.redis.connection import Word
 from shared.queue import token_log
 from shared.queue.base import Verbs, ending_or_none, key_digest, request_words
 from shared.queue.messages import INTERACTIVE, PRIORITIES, LogDelta, RequestLog, RequestState
-from shared.queue.registry import Member, members_of
+from shared.queue.registry import Load, Member, members_of
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
 from tessera.scheduler.v1.scheduler_pb2 import GetLoadResponse
 
@@ -280,6 +280,11 @@ class GatewayVerbs(Verbs):
     async def members(self, service: str) -> list[Member]:
         """The live processes of a service, in order of their ids."""
         return members_of(await self._scripts.call("members", service))
+
+    async def service_loads(self, service: str) -> dict[str, Load]:
+        """What processes of a service said last of what they do, by their ids; of dead ones too, for a while."""
+        (found,) = await self._ask([("HGETALL", self._keys.loads(service))])
+        return {str(name, "ascii"): json.loads(load) for name, load in found.items()}
 
     async def depth(self) -> tuple[int, int]:
         """Requests reserved, waiting or running, and the tokens they may cost in all."""

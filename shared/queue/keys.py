@@ -31,10 +31,13 @@
     t:{m}:instances:<service>     zset    instance id -> deadline (ms)
     t:{m}:addresses:<service>     hash    instance id -> gRPC address
     t:{m}:numerics:<service>      hash    instance id -> what the bits of its results depend on, where it says so
+    t:{m}:loads:<service>         hash    instance id -> what it does at the moment, as JSON, where it says so
     t:{m}:contents                hash    did -> when it was loaded (ms) and the content of its checkpoint (hex)
     t:{m}:wanted                  hash    rid -> the content that it began with, of those that wait
     t:{m}:missing                 hash    content that requests wait for and no decoder has -> since when (ms)
     t:{m}:parts                   hash    service -> ServedPart as JSON, of the instance that announced itself last
+    t:{m}:errors                  zset    an error that a request ended with (error_store.py) -> when (ms): the latest
+                                          of all gateways
     t:{m}:reporter                str     PX: the gateway whose metrics page shows the metrics of the whole system
     t:{m}:engines                 hash    did -> the decoder's number there
     t:{m}:adapters                hash    name -> digest of the LoRA adapter that it serves, and the version since which
@@ -53,6 +56,8 @@
                                           content (the weights that its logs are computed with, from the first record),
                                           numerics (those that its first record was computed in), inexact (1: its logs
                                           need not be those of an undisturbed run)
+    t:{m}:refused:<rid>           hash    of a request that was not accepted: tenant, head, chunk (its timeline)
+    t:{m}:refusals                zset    rid -> when (ms): those of which that is kept
     t:{m}:l:<rid>:<c>             str     the token log of choice c: records of a fixed size (shared/queue/token_log.py)
     t:{m}:l:<rid>:p               str     log-probabilities of the prompt, a record for each token but the first
     t:{m}:idem:<tenant>:<hash>    hash    rid, fingerprint
@@ -108,6 +113,7 @@ class Keys:
         self.control_channel = f"{self.prefix}:ctl"
         self.load = f"{self.prefix}:load"
         self.parts = f"{self.prefix}:parts"
+        self.errors = f"{self.prefix}:errors"
         self.live = f"{self.prefix}:live"
         self.meta = f"{self.prefix}:meta"
         self.weights = f"{self.prefix}:weights"
@@ -118,6 +124,14 @@ class Keys:
     def request(self, request_id: str) -> str:
         """The hash of one request."""
         return f"{self.prefix}:r:{request_id}"
+
+    def refused(self, request_id: str) -> str:
+        """The hash of one request that was not accepted."""
+        return f"{self.prefix}:refused:{request_id}"
+
+    def loads(self, service: str) -> str:
+        """What the processes of a service do at the moment."""
+        return f"{self.prefix}:loads:{service}"
 
     def response(self, request_id: str) -> str:
         """The hash of what is kept of one response."""

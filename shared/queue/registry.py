@@ -5,8 +5,9 @@ calls.
 import asyncio
 import contextlib
 import hashlib
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -29,6 +30,9 @@ _STARTING_S = 20.0
 _TTL_MS = 2_500
 _FORGET_MS = 60_000
 _PATIENCE_S = 2.0  # for the others to announce themselves again after Redis was away
+
+# What a process does at the moment: numbers by name.
+Load = Mapping[str, int | float]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -101,13 +105,16 @@ class Announcement(RegistryLoop):
         part: str = "",
         content: bytes = b"",
         numerics: str = "",
+        load: Callable[[], Load] | None = None,
     ) -> None:
         """`part`: what it says of the part of the model that it serves (`ServedPart.to_json`). `content`: of a decoder,
-        the digest of its weights; they were loaded just now. `numerics`: as `Member` has them.
+        the digest of its weights; they were loaded just now. `numerics`: as `Member` has them. `load`: what it does at
+        the moment, asked for at each announcement, on the event loop.
         """
         super().__init__()
         self._content = content.hex()
         self._numerics = numerics
+        self._load = load
         self._loaded_at = monotonic()
         self._part = part
         self._scripts = Scripts(redis, keys.prefix)
@@ -127,6 +134,7 @@ class Announcement(RegistryLoop):
             self._content,
             round(1000 * (monotonic() - self._loaded_at)),
             self._numerics,
+            json.dumps(self._load()) if self._load is not None else "",
         )
 
     async def __aenter__(self) -> Self:

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -11,11 +11,15 @@ from shared.errors import Unavailable
 from shared.net import supervise
 from shared.net.supervise import Background
 from shared.queue.base import Verbs
-from shared.telemetry.timeline import Chunk, Timelines
+from shared.telemetry.timeline import Chunk, Refusal, Timelines
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
 
 # Chunks of a request: what more is written is left out, and the timeline says so.
 MOST_CHUNKS = 256
+# Timelines of requests that were not accepted, the latest of all gateways: 2 MB of Redis at the most, and usually less
+# than one. They are kept as long as others.
+MOST_REFUSALS = 1_000
+KEEP_REFUSALS_S = 600
 # Between two writes: what a process has seen for so long is lost with it.
 _WRITE_S = 0.5
 # In one call: a script blocks all other clients.
@@ -81,6 +85,20 @@ class TimelineStore(Verbs):
             left_out=count - len(names),
         )
 
+    async def add_refusals(self, refusals: Sequence[Refusal]) -> None:
+        """Adds timelines of requests that were not accepted."""
+        words = [word for refusal in refusals for word in refusal]
+        await self._scripts.call("refused", MOST_REFUSALS, KEEP_REFUSALS_S, *words)
+
+    async def read_refusal(self, request_id: str, tenants: Collection[str]) -> KeptTimeline | None:
+        """What is kept of a request that was not accepted; None where it is not known, or is none of theirs."""
+        key = self._keys.refused(request_id)
+        (found,) = await self._ask([("HMGET", key, "tenant", "head", "chunk")])
+        tenant, head, chunk = found
+        if tenant is None or str(tenant, "utf-8") not in tenants:
+            return None
+        return KeptTimeline(RequestSpec.FromString(head), "refused", 0, 0, 0, 0, 0, (chunk,), 0)
+
     async def due_traces(self, most: int) -> list[str]:
         """Requests whose traces are due: each is given out once, to one gateway."""
         found = await self._scripts.call("traces", most)
@@ -96,6 +114,7 @@ class TimelineWriter:
         self._store = store
         self._turn = asyncio.Lock()
         self._unsent: list[Chunk] = []
+        self._refusals: list[Refusal] = []
         self._round_trip_s = float("inf")  # of the measurement that counts
         self._measured_at = 0.0
         self._work: Background | None = None
@@ -112,7 +131,7 @@ class TimelineWriter:
     async def run(self) -> None:
         """Works until cancelled."""
         while True:
-            if len(self._timelines) or self._unsent:
+            if len(self._timelines) or self._unsent or self._refusals:
                 with contextlib.suppress(Unavailable):  # it waits for the next turn
                     await self.flush()
             await asyncio.sleep(_WRITE_S)
@@ -128,6 +147,11 @@ class TimelineWriter:
             while self._unsent:
                 await self._add(self._unsent[:_AT_ONCE])
                 del self._unsent[:_AT_ONCE]
+            self._refusals += self._timelines.take_refusals()
+            del self._refusals[:-_AT_ONCE]
+            if self._refusals:
+                await self._store.add_refusals(self._refusals)
+                self._refusals.clear()
 
     async def _add(self, chunks: Sequence[Chunk]) -> None:
         began = monotonic()

@@ -28,6 +28,11 @@ def clients_name(given: str) -> str:
     return given if _CLIENTS_NAME.fullmatch(given) else ""
 
 
+def is_our_name(given: str) -> bool:
+    """Whether it looks like the id that a gateway gives a request."""
+    return _OUR_NAME.fullmatch(given) is not None
+
+
 def trace_parent(traceparent: str) -> tuple[str, str, bool] | None:
     """The trace, the span in it that is our parent, and whether the caller samples it; None for what is no trace
     context."""

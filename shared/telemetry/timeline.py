@@ -5,9 +5,10 @@ to this process's monotonic clock, measured at each write (`shared/queue/timelin
 hosts have one clock, as exactly as half a round trip to Redis.
 """
 
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -17,6 +18,8 @@ _encode = msgspec.json.Encoder().encode
 # Of one request between two writes, and of all requests while Redis is away.
 _MOST_OF_ONE = 200
 _MOST = 20_000
+# Requests that were not accepted and whose timelines are written, of all between two writes; the rest leave none.
+_MOST_REFUSALS = 64
 _FOR_EVER = -1  # `due_ms` of a request whose trace is not due by what is written of it now
 
 # A name, begin and end (seconds of the monotonic clock, or microseconds of Redis as int), who did it where that is not
@@ -24,6 +27,15 @@ _FOR_EVER = -1  # `due_ms` of a request whose trace is not due by what is writte
 _Event = tuple[str, float | int, float | int, str, str, dict[str, Any]]
 # A request, what is said of it as JSON, and in how many milliseconds its trace is due (-1: not by this).
 Chunk = tuple[str, bytes, int]
+
+
+class Refusal(NamedTuple):
+    """The timeline of a request that was not accepted: whose it was, the serialized head of its spec, its chunk."""
+
+    request_id: str
+    tenant: str
+    head: bytes
+    chunk: bytes
 
 
 class Timelines:
@@ -35,6 +47,9 @@ class Timelines:
         self._service, self._replica = service, replica
         self._events: dict[str, list[_Event]] = {}
         self._held: dict[str, list[_Event]] = {}
+        # Of requests that were held and not accepted, until it is said how they were refused.
+        self._dropped: OrderedDict[str, list[_Event]] = OrderedDict()
+        self._refusals: list[tuple[str, str, bytes, list[_Event]]] = []
         self._due_ms: dict[str, int] = {}
         self._left_out: dict[str, int] = {}
         self._count = 0
@@ -43,7 +58,7 @@ class Timelines:
 
     def __len__(self) -> int:
         """What is yet to be written, or held."""
-        return self._count + len(self._due_ms)
+        return self._count + len(self._due_ms) + len(self._refusals)
 
     def span(
         self,
@@ -81,13 +96,16 @@ class Timelines:
     @contextmanager
     def held(self, request_id: str) -> Iterator[None]:
         """Inside of it nothing about the request is written, for Redis does not know it yet. What is raised says that
-        it was not accepted: its events are dropped."""
+        it was not accepted: its events are kept for `refused` alone."""
         events = self._held.setdefault(request_id, [])
         try:
             yield
         except BaseException:
             self._held.pop(request_id, None)
             self._count -= len(events)
+            self._dropped[request_id] = events
+            if len(self._dropped) > _MOST_REFUSALS:
+                self._dropped.popitem(last=False)
             raise
         self.release(request_id)
 
@@ -96,6 +114,40 @@ class Timelines:
         events = self._held.pop(request_id, None)
         if events:
             self._events.setdefault(request_id, []).extend(events)
+
+    def refused(
+        self,
+        request_id: str,
+        tenant: str,
+        head: bytes,
+        arrived: float,
+        stages: Mapping[str, str],
+        **attributes: Any,
+    ) -> None:
+        """A request of a tenant that arrived then was not accepted, which `attributes` tell of. `stages`: what comes
+        after each of its spans, "" being none; that is where it ended. Of too many between two writes nothing is kept.
+        """
+        events = self._dropped.pop(request_id, [])
+        if len(self._refusals) >= _MOST_REFUSALS:
+            return
+        now = monotonic()
+        seen = [event for event in events if event[0] in stages]
+        last = seen[-1][0] if seen else ""
+        since = seen[-1][2] if seen else arrived
+        where = stages[last]
+        events = [*events, (where, since, now, "", "", {"refused": True})]
+        events.append(("refused", now, now, "", "", {"where": where, **attributes}))
+        self._refusals.append((request_id, tenant, head, events))
+
+    def take_refusals(self) -> list[Refusal]:
+        """The timelines of requests that were not accepted, as they are written; none before the clock is known."""
+        if self.clock_us is None:
+            return []
+        taken, self._refusals = self._refusals, []
+        return [
+            Refusal(request_id, tenant, head, self._encoded(events, 0))
+            for request_id, tenant, head, events in taken
+        ]
 
     def take(self) -> list[Chunk]:
         """All that is to be written, as it is written; none before the clock is known."""

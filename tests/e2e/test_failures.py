@@ -224,6 +224,6 @@ def pid_at(system: System, service: str, address: str) -> int | None:
     for pid in system.pids()[service]:
         with contextlib.suppress(psutil.NoSuchProcess):
             sockets = psutil.Process(pid).net_connections("unix")
-            if any(socket.laddr == address.removeprefix("unix:") for socket in sockets):
+            if any(str(socket.laddr) == address.removeprefix("unix:") for socket in sockets):
                 return pid
     return None

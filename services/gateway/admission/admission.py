@@ -112,8 +112,8 @@ class Admission:
         """
         tenant = tenant_of(caller, request.user)
         with self._timelines.held(caller.request_id):
-            self._note_read(caller)
             await self._compile_forms([request], options)
+            self._note_read(caller)
             try:
                 known = await self._enter(request, caller, options, tenant)
                 return known or await self._prepare_and_admit(request, caller, options, tenant)

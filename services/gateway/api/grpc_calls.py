@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 
 from services.gateway.admission.api_keys import ApiKeys
-from services.gateway.admission.caller import Caller, Header
+from services.gateway.admission.caller import Caller, Header, tenant_of
 from services.gateway.admission.request_options import (
     RequestOptions,
     Timeouts,
@@ -21,7 +21,7 @@ from services.gateway.decoding.decode import in_thread, is_large
 from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.options import GenerationOptions
 from services.gateway.telemetry.metrics import Metrics
-from services.gateway.telemetry.request_log import log_refusal
+from services.gateway.telemetry.refusals import Refusals, Refused
 from shared.environment import monotonic
 from shared.errors import ServingError
 from shared.queue.keys import model_tag, new_request_id
@@ -35,7 +35,7 @@ class GrpcCall:
     """A call whose caller is known."""
 
     caller: Caller
-    tenant: str = ""  # once its message has been read
+    tenant: str  # until its message has been read by the key alone
     accepted: bool = False  # what goes wrong from then on is no refusal
 
 
@@ -43,10 +43,16 @@ class GrpcCalls:
     """Names calls, and reads their messages."""
 
     def __init__(
-        self, model: ServedModel, metrics: Metrics, keys: ApiKeys, timeouts: Timeouts
+        self,
+        model: ServedModel,
+        metrics: Metrics,
+        refusals: Refusals,
+        keys: ApiKeys,
+        timeouts: Timeouts,
     ) -> None:
         """`timeouts` are the server's own."""
         self._metrics = metrics
+        self._refusals = refusals
         self._keys = keys
         self._timeouts = timeouts
         self._tag = model_tag(model.name)
@@ -67,13 +73,20 @@ class GrpcCalls:
         call: GrpcCall | None = None
         try:
             caller = self._keys.caller(request_id, _metadata(context))
-            call = GrpcCall(replace(caller, client_request_id=client_request_id))
+            caller = replace(caller, client_request_id=client_request_id)
+            call = GrpcCall(caller, tenant_of(caller, ""))
             yield call
         except ServingError as error:
             if call is None or not call.accepted:
-                tenant = call.tenant if call is not None else ""
-                path = f"grpc {method.capitalize()}"
-                log_refusal(error, monotonic() - began, tenant, path=path)
+                error.metadata.setdefault("request_id", request_id)
+                refused = Refused(
+                    request_id,
+                    client_request_id,
+                    _metadata(context)("traceparent"),
+                    f"grpc {method.capitalize()}",
+                    call.tenant if call is not None else None,
+                )
+                self._refusals.note(error, refused, began)
             raise
 
     async def read(

@@ -24,6 +24,7 @@ from services.gateway.model.adapter_loading import AdapterLoading
 from services.gateway.model.served_model import ServedModel
 from services.gateway.slices import Slices
 from services.gateway.telemetry.metrics import Metrics
+from services.gateway.telemetry.refusals import Refusals
 from services.gateway.telemetry.reporter import Reporter
 from services.gateway.telemetry.request_timelines import RequestTimelines
 from services.gateway.telemetry.served_parts import ServedParts
@@ -65,6 +66,7 @@ class Parts:
     held_requests: HeldRequests
     resumption: Resumption
     timelines: RequestTimelines
+    refusals: Refusals
     admission: Admission
     adapters: AdapterLoading
     responses: ResponseStore

@@ -32,7 +32,7 @@ from shared.errors import Cancelled, Internal, ServingError
 from shared.output_format.deltas import Delta
 from shared.queue.log_event import PROMPT
 from shared.queue.token_log import decode_pooled, stride
-from shared.telemetry.request_names import names
+from shared.telemetry.request_names import names, trace_of
 from shared.telemetry.timeline import Timelines
 from shared.text.stop_search import StopStrings
 from shared.text.text_fold import TokenBytes
@@ -279,6 +279,7 @@ class Answer:
                 preemptions=max((ending.preemptions for ending in known), default=0),
                 answers=[0 if hidden else len(c.tokens) for c in self._follow.choices],
                 max_tokens=self.head.sampling.max_tokens,
+                trace_id=self._exported_trace,
             )
         log_end(
             self.head,
@@ -286,10 +287,17 @@ class Answer:
             endings,
             worst,
             error,
+            self._metrics.errors,
             prompt_tokens=self.prompt_tokens,
             output_tokens=self.completion_tokens,
             resumed=not self._is_counted,
         )
+
+    @property
+    def _exported_trace(self) -> str:
+        """The id of its trace, "" where that is not exported."""
+        head = self.head
+        return trace_of(head.request_id, head.traceparent) if head.traced else ""
 
     @property
     def _names(self) -> dict[str, str]:
@@ -374,7 +382,9 @@ class Answer:
             self._timelines.span(self.head.request_id, "first_token", now, now)
         if self._is_counted and not self._timeline.first_token:
             self._timeline.first_token = now
-            self._metrics.first_token(now - self._timeline.arrived, self.prompt_tokens)
+            self._metrics.first_token(
+                now - self._timeline.arrived, self.prompt_tokens, self._exported_trace
+            )
             log.debug("first token", **self._names)
         if is_counted:
             self._metrics.generated(tokens)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import structlog
 
 from services.gateway.admission.api_keys import ApiKeys
-from services.gateway.admission.caller import Caller
+from services.gateway.admission.caller import Caller, tenant_of
 from services.gateway.errors import MethodNotAllowed, NoRoute
 from services.gateway.http.cross_origin import CrossOrigin
 from services.gateway.http.endpoint import Endpoint
@@ -17,7 +17,7 @@ from services.gateway.http.exchange import BodyLimits, Exchange, Receive, Scope,
 from services.gateway.http.hosts import Hosts
 from services.gateway.http.routes import RouteTable
 from services.gateway.telemetry.http_metrics import NO_ROUTE, HttpMetrics
-from services.gateway.telemetry.request_log import log_refusal
+from services.gateway.telemetry.refusals import Refusals, Refused
 from shared.environment import monotonic
 from shared.errors import Cancelled, Internal, ServingError, Unavailable
 from shared.queue.keys import new_request_id
@@ -40,6 +40,7 @@ class App:
         cross_origin: CrossOrigin,
         hosts: Hosts,
         metrics: HttpMetrics,
+        refusals: Refusals,
         tag: str,
         no_route: Callable[[str, Collection[str]], NoRoute],
         body_limits: BodyLimits,
@@ -53,6 +54,7 @@ class App:
         self._cross_origin = cross_origin
         self._hosts = hosts
         self._metrics = metrics
+        self._refusals = refusals
         self._tag = tag
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -124,7 +126,7 @@ class App:
         try:
             await handle(exchange)
         except ServingError as error:
-            _log_refusal(exchange, error, began)
+            self._refused(exchange, error, began)
             await _answer_error(exchange, error)
         except asyncio.CancelledError:
             # The time that a shutdown allows is over.
@@ -138,8 +140,19 @@ class App:
         except Exception as error:
             log.exception("unexpected error", path=exchange.path[:200])
             failure = _internal(exchange, error)
-            _log_refusal(exchange, failure, began)
+            self._refused(exchange, failure, began)
             await _answer_error(exchange, failure)
+
+    def _refused(self, exchange: Exchange, error: ServingError, began: float) -> None:
+        if exchange.generates and not exchange.accepted:
+            refused = Refused(
+                exchange.request_id,
+                exchange.client_request_id,
+                exchange.header("traceparent"),
+                exchange.path,
+                exchange.tenant,
+            )
+            self._refusals.note(error, refused, began)
 
     async def _handle(self, exchange: Exchange) -> None:
         found = self._routes.find(exchange.path)
@@ -164,6 +177,8 @@ class App:
             (*exchange.form.key_headers, *route.key_headers),
             needed=route.needs_key,
         )
+        if exchange.generates:
+            exchange.tenant = tenant_of(caller, "")  # until its body says more
         await route.handler(exchange, replace(caller, client_request_id=exchange.client_request_id))
 
 
@@ -179,12 +194,6 @@ def _not_taken(exchange: Exchange, methods: Collection[str]) -> MethodNotAllowed
         f"{exchange.path[:200]} does not take {exchange.method[:20]}, but {allowed}",
         allow=allowed,
     )
-
-
-def _log_refusal(exchange: Exchange, error: ServingError, began: float) -> None:
-    if exchange.generates and not exchange.accepted:
-        seconds = monotonic() - began
-        log_refusal(error, seconds, exchange.tenant, path=exchange.path)
 
 
 async def _answer_error(exchange: Exchange, error: ServingError) -> None:

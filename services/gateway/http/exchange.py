@@ -78,8 +78,8 @@ class Exchange:
         # Whether it asks for tokens; whether it was accepted, so that its answer logs its end.
         self.generates = False
         self.accepted = False
-        # The tenant, once it is known.
-        self.tenant = ""
+        # The tenant, once the caller is known.
+        self.tenant: str | None = None
         # The errors of the API that was called.
         self.form = form
         # Of every response, whatever it says.

@@ -7,18 +7,24 @@ What a gateway measures itself has `engine="0"`: it does not know which decoders
 from collections.abc import Sequence
 
 from prometheus_client import Counter, Histogram
+from prometheus_client.openmetrics import exposition as open_metrics
+from prometheus_client.openmetrics.exposition import ALLOWUTF8
 
 from services.gateway.endings import FINISH_NAMES
 from services.gateway.telemetry.batch_metrics import BatchMetrics
 from services.gateway.telemetry.gap_histogram import GapHistogram
 from services.gateway.telemetry.http_metrics import HttpMetrics
+from services.gateway.telemetry.recent_errors import RecentErrors
 from services.gateway.telemetry.scheduler_load import SchedulerLoad
 from services.gateway.telemetry.timeline import Timeline
-from shared.net.metrics_page import EveryProcess
+from shared.net.metrics_page import CONTENT_TYPE, EveryProcess, Page
 from shared.telemetry.exposition import MeasuresCollector, process_registry, text_of
 from shared.telemetry.series import Measures
 from tessera.common.v1.ending_pb2 import Ending
 
+_OPEN_METRICS = "application/openmetrics-text"
+_OPEN_METRICS_VERSION = "1.0.0"
+_OPEN_METRICS_TYPE = f"{_OPEN_METRICS}; version={_OPEN_METRICS_VERSION}; charset=utf-8"
 _LABELS = ("model_name", "engine")
 _TTFT_S = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
@@ -44,8 +50,13 @@ _REASONS = ("stop", "length", "abort", "error")
 class Metrics:
     """All series of one gateway, with its own registry."""
 
-    def __init__(self, model_name: str, max_model_len: int) -> None:
-        """`max_model_len` bounds the buckets of token counts."""
+    def __init__(
+        self, model_name: str, max_model_len: int, errors: RecentErrors | None = None
+    ) -> None:
+        """`max_model_len` bounds the buckets of token counts; `errors` are told of what requests end with."""
+        # Whether traces are exported, which exemplars can name.
+        self.has_traces = False
+        self.errors = errors or RecentErrors()
         self.registry = process_registry(EveryProcess("gateway", model_name))
         self.load = SchedulerLoad(model_name)
         self.registry.register(self.load)
@@ -140,9 +151,9 @@ class Metrics:
         """Shows what these read, whenever the page is asked for."""
         self.registry.register(MeasuresCollector(measures))
 
-    def first_token(self, seconds: float, prompt_tokens: int) -> None:
-        """A prompt has been computed, so long after it arrived."""
-        self._ttft.observe(seconds)
+    def first_token(self, seconds: float, prompt_tokens: int, trace_id: str = "") -> None:
+        """A prompt has been computed, so long after it arrived; `trace_id` is that of a trace that is exported."""
+        self._ttft.observe(seconds, _exemplar(trace_id))
         self._prompt_tokens.inc(prompt_tokens)
 
     def stage(self, name: str, seconds: float) -> None:
@@ -184,10 +195,12 @@ class Metrics:
         preemptions: int,
         answers: Sequence[int],
         max_tokens: int,
+        trace_id: str = "",
     ) -> None:
         """An accepted request is over; without an ending the client left. `cached_tokens` of its prompt is None where
-        no choice ended, `answers` are the tokens of each choice.
+        no choice ended, `answers` are the tokens of each choice. `trace_id` is that of a trace that is exported.
         """
+        exemplar = _exemplar(trace_id)
         self._success[finish_reason(ending)].inc()
         self._prompt_size.observe(prompt_tokens)
         if cached_tokens is not None and timeline.first_token:
@@ -201,20 +214,32 @@ class Metrics:
         self._longest.observe(max(answers))
         self._max_tokens.observe(max_tokens)
         self._n.observe(len(answers))
-        self._e2e.observe(timeline.total_s)
+        self._e2e.observe(timeline.total_s, exemplar)
         if timeline.queue_s is not None:
-            self._queue.observe(timeline.queue_s)
+            self._queue.observe(timeline.queue_s, exemplar)
         if timeline.decode_s is not None:
-            self._decode.observe(timeline.decode_s)
+            self._decode.observe(timeline.decode_s, exemplar)
             if max(answers) > 1:
-                self._per_token.observe(timeline.decode_s / (max(answers) - 1))
+                self._per_token.observe(timeline.decode_s / (max(answers) - 1), exemplar)
         if timeline.prefill_s is not None and timeline.decode_s is not None:
-            self._prefill.observe(timeline.prefill_s)
-            self._inference.observe(timeline.prefill_s + timeline.decode_s)
+            self._prefill.observe(timeline.prefill_s, exemplar)
+            self._inference.observe(timeline.prefill_s + timeline.decode_s, exemplar)
 
     def text(self) -> bytes:
         """The page in Prometheus's text format."""
         return text_of(self.registry)
+
+    def page(self, accept: str) -> Page:
+        """The page in the form that is asked for: OpenMetrics, with the traces of some observations, where traces are
+        exported and the header Accept names it; else Prometheus's text format.
+        """
+        if not self.has_traces or _OPEN_METRICS not in accept:
+            return Page(self.text(), CONTENT_TYPE)
+        # No name needs escapes. With other escaping prometheus_client makes an underscore of the colon of `vllm:`.
+        body: bytes = open_metrics.generate_latest(  # type: ignore[no-untyped-call]
+            self.registry, ALLOWUTF8, _OPEN_METRICS_VERSION
+        )
+        return Page(body, _OPEN_METRICS_TYPE)
 
     def _counter(self, name: str, text: str) -> Counter:
         counter = Counter(name, text, _LABELS, registry=self.registry)
@@ -223,6 +248,10 @@ class Metrics:
     def _histogram(self, name: str, text: str, buckets: Sequence[float]) -> Histogram:
         histogram = Histogram(name, text, _LABELS, buckets=buckets, registry=self.registry)
         return histogram.labels(*self._labels)
+
+
+def _exemplar(trace_id: str) -> dict[str, str] | None:
+    return {"trace_id": trace_id} if trace_id else None
 
 
 def finish_reason(ending: Ending | None) -> str:

@@ -14,6 +14,7 @@ from services.gateway.telemetry.metrics import Metrics
 from services.gateway.telemetry.scheduler_load import SchedulerLoad
 from shared.errors import Unavailable
 from shared.net import supervise
+from shared.net.metrics_page import Page
 from shared.net.supervise import Background
 from shared.queue import Queue
 from tessera.scheduler.v1.scheduler_pb2 import DecoderLoad
@@ -58,10 +59,11 @@ class Reporter:
                 engines = dict(zip(numbers, decoders, strict=True))
                 self._load.update(engines, live, queue, *stored)
 
-    async def page(self, metrics: Metrics) -> bytes:
-        """This gateway's page of metrics, with the schedulers' load if it reports that."""
+    async def page(self, metrics: Metrics, accept: str) -> Page:
+        """This gateway's page of metrics in the form that the header Accept asks for, with the schedulers' load if it
+        reports that."""
         await self.look()
-        return metrics.text()
+        return metrics.page(accept)
 
     async def _renew(self) -> None:
         while True:

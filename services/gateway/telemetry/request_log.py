@@ -5,8 +5,8 @@ from typing import Any
 
 import structlog
 
-from services.gateway.telemetry import recent_errors
 from services.gateway.telemetry.metrics import finish_reason
+from services.gateway.telemetry.recent_errors import RecentErrors
 from services.gateway.telemetry.timeline import Timeline
 from shared.errors import Cancelled, ServingError, from_failure
 from shared.telemetry.request_names import names
@@ -25,18 +25,19 @@ def log_end(
     endings: Sequence[Ending | None],
     worst: Ending | None,
     error: ServingError | None,
+    errors: RecentErrors,
     *,
     prompt_tokens: int,
     output_tokens: int,
     resumed: bool,
 ) -> None:
     """An accepted request is over. `worst` is the ending that says how it went as a whole, `error` the error
-    that its client got, if any. Times of one that was `resumed` count from there.
+    that its client got, if any; `errors` are told of it. Times of one that was `resumed` count from there.
     """
     if error is None and worst is not None and worst.HasField("failure"):
         error = from_failure(worst.failure)
     if error is not None and not isinstance(error, Cancelled):
-        recent_errors.note(error, request_id=spec.request_id)
+        errors.note(error, request_id=spec.request_id)
     cached = max((ending.cached_tokens for ending in endings if ending is not None), default=0)
     # Not by the context alone: an answer may be closed by gRPC, which has another one.
     log.info(
@@ -58,14 +59,24 @@ def log_end(
     )
 
 
-def log_refusal(error: ServingError, seconds: float, tenant: str = "", **about: object) -> None:
-    """A request was refused before it was accepted, so long after it had arrived."""
+def log_refusal(
+    error: ServingError,
+    seconds: float,
+    errors: RecentErrors,
+    *,
+    path: str,
+    request_id: str = "",
+    tenant: str = "",
+) -> None:
+    """A request was refused before it was accepted, so long after it had arrived. Lines have `request_id` by their
+    context.
+    """
     if not isinstance(error, Cancelled):
-        recent_errors.note(error, path=str(about.get("path", "")))
+        errors.note(error, path, request_id)
     log.info(
         _ENDED,
         **_given(tenant=tenant),
-        **about,
+        path=path,
         total_s=round(seconds, 4),
         finish=_finish(error),
         **_error_fields(error),

@@ -113,6 +113,7 @@ def timeline_of(request_id: str, kept: KeptTimeline) -> RequestTimeline:
         )
         for span in read.spans
     ]
+    refusal = next((span.attributes for span in spans if span.name == "refused"), None)
     total_ms = (end - start) / 1000
     largest = _largest(parts, spans, total_ms)
     return RequestTimeline(
@@ -127,7 +128,7 @@ def timeline_of(request_id: str, kept: KeptTimeline) -> RequestTimeline:
         parts=parts,
         notes=notes,
         clock_error_ms=round(read.clock_error_us / 1000, 3),
-        text=timeline_text.summary(kept.state, total_ms, parts, largest, notes),
+        text=timeline_text.summary(kept.state, total_ms, parts, largest, notes, refusal),
     )
 
 

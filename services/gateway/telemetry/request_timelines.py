@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Collection
 
 from services.gateway.telemetry.request_timeline import RequestTimeline, timeline_of
 from shared.errors import Unavailable
@@ -29,6 +30,14 @@ class RequestTimelines:
                 break
             await asyncio.sleep(_RETRY_S)
             kept = await self._store.read(request_id)
+        return None if kept is None else timeline_of(request_id, kept)
+
+    async def of_refusal(self, request_id: str, tenants: Collection[str]) -> RequestTimeline | None:
+        """The timeline of a request of one of the tenants that was not accepted; None if there is no such. Raises
+        Unavailable."""
+        with contextlib.suppress(Unavailable):
+            await self._writer.flush()
+        kept = await self._store.read_refusal(request_id, tenants)
         return None if kept is None else timeline_of(request_id, kept)
 
 

@@ -1,11 +1,11 @@
-"""What is running, and what it does: by the registry and by the load that schedulers publish."""
+"""What is running, and what it does: by the registry, and by the load that services and schedulers publish."""
 
 from typing import Any
 
 from services.gateway.redis_calls import within
-from services.gateway.telemetry.recent_errors import recent_errors
-from shared.environment import unix_time
+from services.gateway.telemetry.recent_errors import RecentErrors
 from shared.queue import Queue
+from shared.queue.error_store import ErrorStore, KeptError
 from tessera.scheduler.v1.scheduler_pb2 import DecoderLoad
 
 SERVICES = ("gateway", "preprocess", "vision_encoder", "scheduler", "decoder")
@@ -15,8 +15,11 @@ _REDIS_S = 3.0
 class SystemState:
     """Reads it from Redis."""
 
-    def __init__(self, queue: Queue) -> None:
+    def __init__(self, queue: Queue, errors: RecentErrors, error_store: ErrorStore) -> None:
+        """`errors` are this gateway's own, which are written before all are read."""
         self._queue = queue
+        self._errors = errors
+        self._error_store = error_store
 
     async def now(self) -> dict[str, Any]:
         """All of it as JSON has it. Raises Unavailable while Redis is away."""
@@ -24,7 +27,9 @@ class SystemState:
 
     async def _read(self) -> dict[str, Any]:
         loads, (live, live_tokens) = await self._queue.loads(), await self._queue.depth()
-        members = [await self._queue.members(service) for service in SERVICES]
+        services = [await self._service(service) for service in SERVICES]
+        await self._errors.flush(self._error_store)
+        now_s, errors = await self._error_store.read()
         decoders = [
             {"scheduler": load.scheduler_id, **_decoder(decoder)}
             for load in loads
@@ -32,17 +37,8 @@ class SystemState:
         ]
         running = sum(decoder["running"] for decoder in decoders)
         return {
-            "now_unix_s": unix_time(),
-            "services": [
-                {
-                    "service": service,
-                    "replicas": [
-                        {"id": one.instance_id, "address": one.address, "numerics": one.numerics}
-                        for one in found
-                    ],
-                }
-                for service, found in zip(SERVICES, members, strict=True)
-            ],
+            "now_unix_s": now_s,
+            "services": services,
             "decoders": decoders,
             "queue": {
                 "live": live,
@@ -50,8 +46,29 @@ class SystemState:
                 "running": running,
                 "waiting": max(0, live - running),
             },
-            "errors": [error._asdict() for error in recent_errors()],
+            "errors": [_error(error) for error in errors],
         }
+
+    async def _service(self, service: str) -> dict[str, Any]:
+        members, loads = (
+            await self._queue.members(service),
+            await self._queue.service_loads(service),
+        )
+        replicas = [
+            {
+                "id": one.instance_id,
+                "address": one.address,
+                "numerics": one.numerics,
+                "load": loads.get(one.instance_id),
+            }
+            for one in members
+        ]
+        return {"service": service, "replicas": replicas}
+
+
+def _error(error: KeptError) -> dict[str, Any]:
+    content = {name: value for name, value in error.content.items() if name != "number"}
+    return {"at_unix_s": error.at_ms / 1000, **content}
 
 
 def _decoder(load: DecoderLoad) -> dict[str, Any]:

@@ -51,10 +51,14 @@ def summary(
     parts: Mapping[str, float],
     largest: _Largest | None,
     notes: Sequence[str],
+    refusal: Mapping[str, Any] | None = None,
 ) -> str:
-    """A few sentences."""
-    took = "took" if state == "ended" else f"is {state} and has taken"
-    lines = [f"The request {took} {_ms(total_ms)}."]
+    """A few sentences. `refusal` is what is said of a request that was not accepted."""
+    if refusal is not None:
+        lines = [f"The request was refused after {_ms(total_ms)}, {_refused(refusal)}."]
+    else:
+        took = "took" if state == "ended" else f"is {state} and has taken"
+        lines = [f"The request {took} {_ms(total_ms)}."]
     if largest is not None:
         lines[0] += (
             f" The largest part was {called(largest.name)}: {_ms(largest.duration_ms)}"
@@ -64,6 +68,15 @@ def summary(
     if others:
         lines.append(f"Then: {', '.join(others)}.")
     return "\n".join([*lines, *(f"Note: {note}." for note in notes)])
+
+
+def _refused(refusal: Mapping[str, Any]) -> str:
+    where = called(refusal["where"])
+    if refusal["error"] == "CLIENT_GONE":
+        return f"in {where}: its client left"
+    field = f" of {refusal['field']}" if "field" in refusal else ""
+    why = f" ({refusal['why']})" if "why" in refusal else ""
+    return f"in {where}: {refusal['status']} {refusal['error'].lower()}{field}{why}"
 
 
 def waited_for(name: str, spans: _Attributes) -> str:

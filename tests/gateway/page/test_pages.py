@@ -1,7 +1,6 @@
 """The pages for everybody: keys, errors in words, prefixes, languages, small screens, assistive technology."""
 
 import gzip
-import json
 import re
 from pathlib import Path
 
@@ -10,8 +9,8 @@ from playwright.async_api import Browser, Route, expect
 from tokenizers import Tokenizer
 
 from services.gateway.api.tessera.front_end import BUILT, POLICY
-from tests.support.browser import Balancer, ChatPage
-from tests.support.gateway.stage import ANSWER, MODEL, Stage, open_stage
+from tests.support.browser import ChatPage
+from tests.support.gateway.stage import MODEL, Stage, open_stage
 from tests.support.pictures import png
 
 
@@ -172,37 +171,3 @@ async def test_axe_finds_nothing_serious(stage: Stage, browser: Browser, scheme:
     await chat.page.goto(f"{stage.gateway.url}/system")
     await expect(chat.page.get_by_role("heading", name="Decoders")).to_be_visible()
     assert await chat.findings() == []
-
-
-async def test_the_page_of_the_system_is_live(stage: Stage, browser: Browser) -> None:
-    async with Balancer([stage.gateway.http_server.port]) as balancer:
-        chat = await ChatPage.open(browser, f"{balancer.url}/system")
-        page = chat.page
-        await expect(page.locator(".card", has_text="preprocess").first).to_contain_text("1")
-        await expect(page.locator(".decoder").first).to_contain_text("blocks")
-        assert (await stage.chat(temperature=9)).status_code == 400
-        await expect(page.locator("td", has_text="invalid_value").first).to_contain_text("400")
-        balancer.move([])
-        await expect(page.get_by_role("alert")).to_contain_text("Something between this page")
-        balancer.move([stage.gateway.http_server.port])
-        await expect(page.get_by_role("alert")).to_have_count(0)
-
-
-async def test_the_system_as_json(redis_url: str, model_folder: Path, tokenizer: Tokenizer) -> None:
-    async with open_stage(redis_url, model_folder, tokenizer, api_key="k") as stage:
-        assert (await stage.http.get("/v1/system")).status_code == 401
-        stage.http.headers["Authorization"] = "Bearer k"
-        assert (await stage.chat(temperature=9)).status_code == 400
-        told = (await stage.http.get("/v1/system")).json()
-    services = {one["service"]: len(one["replicas"]) for one in told["services"]}
-    assert services["gateway"] == services["preprocess"] == 1
-    assert told["model"] == MODEL and told["takes"] == ["image"] and told["missing"] == []
-    assert told["limits"] == {"max_body_bytes": 32 << 20, "max_model_len": 512}
-    decoders = told["decoders"]
-    assert decoders and decoders[0]["kv_blocks_total"] > 0
-    assert told["queue"]["running"] == sum(one["running"] for one in decoders)
-    error = told["errors"][0]
-    assert (error["status"], error["code"]) == (400, "invalid_value")
-    assert error["path"] == "/v1/chat/completions"
-    assert "message" not in error and "temperature" not in json.dumps(error)
-    assert ANSWER not in json.dumps(told)

@@ -65,6 +65,8 @@ class Draw:
             self._report,
             self._timeline,
             self._timeline,
+            self._errors,
+            self._refused,
             self._queue_age,
             self._recovery,
             self._weight,
@@ -214,7 +216,14 @@ class Draw:
     def _announce(self) -> Call:
         rng = self._rng
         did, address = rng.choice(["d1", "d2"]), rng.choice(["d:1", "d:1", ""])
-        said = rng.choice([[], ["", "", "5"], ["", rng.choice(["a1", "b2"]), "700", "n1"]])
+        said = rng.choice(
+            [
+                [],
+                ["", "", "5"],
+                ["", rng.choice(["a1", "b2"]), "700", "n1"],
+                ["", "", "5", "", "{}"],
+            ]
+        )
         return "announce", ["decoder", did, address, "2500", "9000000", *said]
 
     def _members(self) -> Call:
@@ -243,6 +252,14 @@ class Draw:
         due = self._rng.choice(["-1", "0", "60000"])
         words = [word for rid in self._some(self._rids) for word in (rid, f"seen of {rid}", due)]
         return "timeline", ["3", *words]
+
+    def _errors(self) -> Call:
+        words = [word for rid in self._some(self._rids) for word in (f"error of {rid}", "40")]
+        return "errors", ["3", "900000", *words]
+
+    def _refused(self) -> Call:
+        words = [word for rid in self._some(self._rids) for word in (rid, "x", "head", f"of {rid}")]
+        return "refused", ["2", "900", *words]
 
     def _queue_age(self) -> Call:
         return "queue_age", []

@@ -20,6 +20,7 @@ from services.gateway.api.tessera.reception import Reception
 from services.gateway.body_budget import BodyBudget
 from services.gateway.decoding.decode import off_loop
 from services.gateway.decoding.wire_limits import check_message, malformed
+from services.gateway.telemetry.recent_errors import RecentErrors
 from services.gateway.telemetry.request_log import log_refusal
 from shared.errors import Overloaded, Unauthenticated
 from shared.net.rpc import reflection
@@ -36,11 +37,18 @@ Handler = Any  # grpc.RpcMethodHandler, whose type does not have its fields
 class CallLimits(grpc.aio.ServerInterceptor):
     """The innermost interceptor: its errors reach the caller as those of the methods do."""
 
-    def __init__(self, keys: ApiKeys, most_bytes: int, budget: BodyBudget) -> None:
+    def __init__(
+        self,
+        keys: ApiKeys,
+        most_bytes: int,
+        budget: BodyBudget,
+        errors: RecentErrors | None = None,
+    ) -> None:
         """Every method needs a key where there are `keys`, but for those of health and reflection. A message may have
-        `most_bytes`.
+        `most_bytes`. `errors` are told of calls without a key.
         """
         self._keys = keys
+        self._errors = errors or RecentErrors()
         self._calls = Reception(budget, most_bytes)
         # Their messages are small. They have a budget of their own, so that they are answered while bodies wait.
         self._information = Reception(BodyBudget(_AT_ONCE * most_bytes), most_bytes)
@@ -63,7 +71,7 @@ class CallLimits(grpc.aio.ServerInterceptor):
         try:
             self._keys.caller("", lambda name: str(found.get(name, "")))
         except Unauthenticated as error:
-            return _refusing(error, handler_call_details.method)
+            return _refusing(error, handler_call_details.method, self._errors)
         if handler.request_streaming:
             return self._read_each(handler)
         return self._read(handler, self._calls)
@@ -157,9 +165,9 @@ class CallLimits(grpc.aio.ServerInterceptor):
         )
 
 
-def _refusing(error: Unauthenticated, method: str) -> Handler:
+def _refusing(error: Unauthenticated, method: str, errors: RecentErrors) -> Handler:
     async def answer(requests: Any, context: Any) -> AsyncIterator[Any]:
-        log_refusal(error, 0.0, path=method)
+        log_refusal(error, 0.0, errors, path=method)
         raise error
         yield  # a generator, as the method may be
 

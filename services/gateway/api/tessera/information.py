@@ -13,8 +13,6 @@ from services.gateway.telemetry.metrics import Metrics
 from services.gateway.telemetry.reporter import Reporter
 from services.gateway.telemetry.system_state import SystemState
 
-_PROMETHEUS = b"text/plain; version=0.0.4; charset=utf-8"
-
 
 class Information:
     """The handlers about this gateway."""
@@ -54,13 +52,14 @@ class Information:
         await _json(exchange, {"server_load": self._open_answers()})
 
     async def metrics(self, exchange: Exchange, caller: Caller) -> None:
-        """GET /metrics: those of the server, in the form of Prometheus. While Redis is away the schedulers' load is the
-        last one known.
+        """GET /metrics: those of the server, in the form of Prometheus, or in that of OpenMetrics where traces are
+        exported and the header Accept names it. While Redis is away the schedulers' load is the last one known.
         """
-        await exchange.respond(200, await self._reporter.page(self._metrics), _PROMETHEUS)
+        page = await self._reporter.page(self._metrics, exchange.header("accept"))
+        await exchange.respond(200, page.body, page.content_type.encode())
 
     async def system(self, exchange: Exchange, caller: Caller) -> None:
-        """GET /v1/system: the services that are alive, their load, what waits, and the latest errors of this gateway.
+        """GET /v1/system: the services that are alive, their load, what waits, and the latest errors of all gateways.
         Raises Unavailable while Redis is away.
         """
         content = {

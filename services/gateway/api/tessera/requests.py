@@ -8,8 +8,10 @@ from services.gateway.api.tessera.request_status import status_body
 from services.gateway.http.endpoint import MakeWriter
 from services.gateway.http.exchange import Exchange
 from services.gateway.http.streams import write_stream
+from services.gateway.telemetry.request_timeline import RequestTimeline
 from services.gateway.telemetry.request_timelines import RequestTimelines
 from shared.errors import InvalidRequest, NotFound
+from shared.telemetry.request_names import is_our_name
 
 
 class Requests:
@@ -34,9 +36,14 @@ class Requests:
         await exchange.respond(200, status_body(state))
 
     async def timeline(self, exchange: Exchange, caller: Caller) -> None:
-        """GET /v1/requests/{id}/timeline: where a request's time went, in all services."""
-        state = await self._resumption.find(_name(exchange), _tenant(exchange, caller))
-        found = await self._timelines.of(state.head.request_id)
+        """GET /v1/requests/{id}/timeline: where a request's time went, in all services, or where it was refused."""
+        try:
+            state = await self._resumption.find(_name(exchange), _tenant(exchange, caller))
+            found = await self._timelines.of(state.head.request_id)
+        except NotFound:
+            found = await self._refusal(exchange, caller)
+            if found is None:
+                raise
         if found is None:
             raise NotFound(
                 "REQUEST_NOT_FOUND",
@@ -44,6 +51,14 @@ class Requests:
                 field="request_id",
             )
         await exchange.respond(200, msgspec.json.encode(found))
+
+    async def _refusal(self, exchange: Exchange, caller: Caller) -> RequestTimeline | None:
+        name = _name(exchange)
+        if not is_our_name(name):
+            return None
+        # Before its body was read nobody knew the `user` of a request.
+        tenants = {_tenant(exchange, caller), tenant_of(caller, "")}
+        return await self._timelines.of_refusal(name, tenants)
 
     async def stream(self, exchange: Exchange, caller: Caller) -> None:
         """GET /v1/requests/{id}/stream: the events after `after` or `Last-Event-ID`."""

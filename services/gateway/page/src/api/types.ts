@@ -67,6 +67,25 @@ export interface DecoderState {
   steps: StepTotals;
 }
 
+/** Of a gateway, preprocess or vision encoder: what it does at the moment, and sums since its start. */
+export type Load = Readonly<Record<string, number>>;
+
+export interface Replica {
+  id: string;
+  address: string;
+  numerics: string;
+  load: Load | null;
+}
+
+export interface RecentError {
+  at_unix_s: number;
+  gateway: string;
+  status: number;
+  code: string;
+  path: string;
+  request_id: string;
+}
+
 export interface SystemState {
   model: string;
   version: string;
@@ -75,8 +94,8 @@ export interface SystemState {
   limits: { max_body_bytes: number; max_model_len: number };
   open_answers: number;
   now_unix_s: number;
-  services: { service: string; replicas: { id: string; address: string; numerics: string }[] }[];
+  services: { service: string; replicas: Replica[] }[];
   decoders: DecoderState[];
   queue: { live: number; live_tokens: number; running: number; waiting: number };
-  errors: { at_unix_s: number; status: number; code: string; path: string; request_id: string }[];
+  errors: RecentError[];
 }

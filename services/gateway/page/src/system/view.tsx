@@ -2,6 +2,9 @@ import type { DecoderState, SystemState } from "../api/types";
 import { Logo } from "../view/icons";
 import { number, t } from "../text/text";
 import { Curve } from "./curve";
+import { Errors } from "./errors";
+import { Row, shortAddress } from "./parts";
+import { Services } from "./services";
 import { heardAt, means, now, points, state, trouble } from "./watch";
 
 const SERVICES: Record<string, string> = {
@@ -77,6 +80,7 @@ function Content({ found }: { found: SystemState }) {
                   {replicas.map((one) => (
                     <li key={one.id} title={[one.id, one.numerics].filter(Boolean).join(" · ")}>
                       {shortAddress(one.address)}
+                      {one.load?.open_answers ? ` · ${t("sysOpen", { n: one.load.open_answers })}` : ""}
                     </li>
                   ))}
                 </ul>
@@ -103,16 +107,10 @@ function Content({ found }: { found: SystemState }) {
           <p class="quiet">{t("sysNone")}</p>
         )}
       </section>
+      <Services state={found} names={SERVICES} />
       <Errors found={found} />
-      <p class="quiet">
-        {number(found.open_answers)} {t("sysOpen")}
-      </p>
     </>
   );
-}
-
-function shortAddress(address: string): string {
-  return address.replace(/^unix:.*\//, "unix:…/");
 }
 
 function Decoder({ one }: { one: DecoderState }) {
@@ -139,53 +137,4 @@ function Decoder({ one }: { one: DecoderState }) {
       </dl>
     </article>
   );
-}
-
-function Row({ name, value }: { name: string; value: string }) {
-  return (
-    <div>
-      <dt>{name}</dt>
-      <dd>{value}</dd>
-    </div>
-  );
-}
-
-function Errors({ found }: { found: SystemState }) {
-  return (
-    <section>
-      <h2>{t("sysErrors")}</h2>
-      {found.errors.length ? (
-        <div class="table" tabIndex={0}>
-          <table>
-            <thead>
-              <tr>
-                <th>{t("sysWhen")}</th>
-                <th>{t("sysCode")}</th>
-                <th>{t("sysWhere")}</th>
-              </tr>
-            </thead>
-            <tbody>
-              {found.errors.slice(0, 20).map((error, index) => (
-                <tr key={index}>
-                  <td>{ago(found.now_unix_s - error.at_unix_s)}</td>
-                  <td>
-                    {error.status} <code>{error.code}</code>
-                  </td>
-                  <td>{error.path || error.request_id}</td>
-                </tr>
-              ))}
-            </tbody>
-          </table>
-        </div>
-      ) : (
-        <p class="quiet">{t("sysNoErrors")}</p>
-      )}
-    </section>
-  );
-}
-
-function ago(seconds: number): string {
-  if (seconds < 90) return t("secondsAgo", { n: Math.max(0, Math.round(seconds)) });
-  if (seconds < 5400) return t("minutesAgo", { n: Math.round(seconds / 60) });
-  return t("hoursAgo", { n: Math.round(seconds / 3600) });
 }

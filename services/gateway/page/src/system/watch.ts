@@ -2,7 +2,7 @@
 import { signal } from "@preact/signals";
 import { sentence } from "../api/failure";
 import { json } from "../api/http";
-import type { DecoderState, SystemState } from "../api/types";
+import type { DecoderState, Load, SystemState } from "../api/types";
 import { withKey } from "../state/key";
 
 const EVERY_MS = 2000;
@@ -21,6 +21,9 @@ export interface StepMeans {
   forward: number;
   plan: number;
 }
+
+/** What grew between two looks, of each replica that says what it does; from its start on the first look. */
+export const grown = signal<Readonly<Record<string, Load>>>({});
 
 export const state = signal<SystemState | null>(null);
 export const points = signal<readonly Point[]>([]);
@@ -63,7 +66,21 @@ function take(found: SystemState): void {
   const tokensPerS = seconds > 0 ? tokens / seconds : 0;
   points.value = [...points.value.slice(1 - MOST), { running, waiting, kv: all ? used / all : 0, tokensPerS }];
   means.value = steps;
+  grown.value = grownOf(found);
   before = state.value = found;
+}
+
+function grownOf(found: SystemState): Record<string, Load> {
+  const earlier = new Map((before?.services ?? []).flatMap(({ replicas }) => replicas.map((one) => [one.id, one.load])));
+  const since: Record<string, Load> = {};
+  for (const { id, load } of found.services.flatMap(({ replicas }) => replicas)) {
+    if (!load) continue;
+    const last = earlier.get(id);
+    const more = Object.fromEntries(Object.entries(load).map(([name, value]) => [name, value - (last?.[name] ?? 0)]));
+    const worked = more.items || more.prompts;
+    since[id] = worked ? more : (grown.value[id] ?? more); // while it rests the figures of its last work stay
+  }
+  return since;
 }
 
 function meansOf(decoder: DecoderState, last: DecoderState | null): StepMeans | null {
