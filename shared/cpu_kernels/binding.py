@@ -50,6 +50,8 @@ class Quantized(Structure):
     _fields_ = (
         ("scales", c_void_p),
         ("minima", c_void_p),
+        ("factors", c_void_p),
+        ("minimum_factors", c_void_p),
         ("zeros", c_void_p),
         ("order", c_void_p),
         ("group", c_int64),
@@ -57,6 +59,7 @@ class Quantized(Structure):
         ("scale_type", c_int32),
         ("digits", c_int32),
         ("zero", c_int32),
+        ("run_shift", c_int32),
         ("table", c_uint8 * 16),
     )
 

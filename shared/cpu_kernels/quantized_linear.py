@@ -2,6 +2,7 @@
 
 import ctypes
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -18,9 +19,20 @@ from shared.cpu_kernels.packed_linear import (
 )
 from shared.weights.quantized_weight import Numbers, QuantizedWeight
 
-_BYTES, _NIBBLES, _TABLE = 0, 1, 2
+_BYTES, _NIBBLES, _TABLE, _FIVES, _SIXES = range(5)
+_BITS = {_BYTES: 8, _NIBBLES: 4, _TABLE: 4, _FIVES: 5, _SIXES: 6}
+# Inputs and bytes of a unit of each.
+_UNITS = {_BYTES: (4, 4), _NIBBLES: (8, 4), _TABLE: (8, 4), _FIVES: (32, 20), _SIXES: (16, 12)}
 _SCALE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _ZERO_BYTE = 128  # entries of a table are kept as so much more than they are
+_BESIDE = (
+    "scales",
+    "minima",
+    "factors",
+    "minimum_factors",
+    "zeros",
+)  # fields of both, in the order of the kernels'
+_MOST_RUN_SHIFT = 4  # groups of a block of K-quants: 16 or 8
 _MOST_INPUTS = 1 << 16  # of a group: sums stay within 32 bits
 
 
@@ -84,65 +96,72 @@ class _CodePanels:
         self._kernels, self._like, self._epilogue = kernels, like, epilogue
         self._halves = 2 if epilogue == binding.SWIGLU else 1
         self._outputs = outputs // self._halves
-        unit = 4 if like.bits == 8 else 8  # inputs of 32 bits
         self._group = like.group or like.columns
+        self._layout = _layout(like, self._group)
+        self._least = like.span[0] if self._layout in (_FIVES, _SIXES) else 0
+        unit, size = _UNITS[self._layout]
         whole, rest = divmod(like.columns, self._group)
         units = whole * -(-self._group // unit) + -(-rest // unit)
         count = count_panels(kernels, self._outputs, epilogue)
-        shape = (count, units, kernels.panel)
+        shape = (count, units * size // 4, kernels.panel)
         self._memory = zeros_in_huge_pages(shape, torch.int32, touch=False)
         # Of each part, in the order of panels.
-        self._scales: list[Tensor] = []
-        self._minima: list[Tensor] = []
-        self._zeros: list[Tensor] = []
+        self._beside: dict[str, list[Tensor]] = {name: [] for name in _BESIDE}
 
     def fill(self, first: int, part: QuantizedWeight) -> None:
         """Panels from number `first` on, with as many outputs as they have, after all that go before them."""
         outputs, codes = len(part.codes) // self._halves, part.codes.contiguous()
+        if self._least:
+            codes = codes - self._least
         self._kernels.pack_codes(
             codes.data_ptr(),
             outputs,
             part.columns,
-            part.bits,
+            _BITS[self._layout],
             self._group,
             self._epilogue,
             self._memory[first:].data_ptr(),
         )
-        scales, minima = part.scales, part.minima
         if not all(
-            bool(values.isfinite().all()) for values in (scales, minima) if values is not None
+            bool(values.isfinite().all())
+            for values in (part.scales, part.minima)
+            if values is not None
         ):
-            scales = scales.float()  # the kernels read 16 bits as numbers
-        for kept, values in (
-            (self._scales, scales),
-            (self._minima, minima),
-            (self._zeros, part.zeros),
-        ):
-            if values is not None:
+            part = replace(part, scales=part.scales.float())  # the kernels read 16 bits as numbers
+        for name, kept in self._beside.items():
+            if (values := getattr(part, name)) is not None:
                 kept.append(arrange(self._kernels, values, self._epilogue, outputs))
 
     def packed(self, bias: Tensor | None, digits: int) -> PackedLinear:
         """The layer, once all panels are filled."""
         like = self._like
-        scales = torch.cat(self._scales)  # of several types the wider one
-        minima = torch.cat(self._minima).to(scales.dtype) if self._minima else None
-        zeros = torch.cat(self._zeros) if self._zeros else None
+        # Of several types the wider one.
+        found = {name: torch.cat(kept) if kept else None for name, kept in self._beside.items()}
+        assert found["scales"] is not None
+        dtype, run_shift = found["scales"].dtype, 0
+        levels = {
+            name: values.to(dtype)
+            for name in ("scales", "minima")
+            if (values := found[name]) is not None
+        }
+        if found["factors"] is not None:
+            run_shift = min(map(_run_shift, levels.values()))
+        found |= {name: values[:, :: 2**run_shift].contiguous() for name, values in levels.items()}
         order = None if like.order is None else like.order.int().contiguous()
-        layout, zero = _BYTES if like.bits == 8 else _NIBBLES, 2 ** (like.bits - 1)
-        if minima is not None:
-            zero = 0
+        zero = 0 if like.minima is not None else 2 ** (like.bits - 1)
         table = (ctypes.c_uint8 * 16)()
         if like.codebook is not None:
-            layout, zero = _TABLE, _ZERO_BYTE
+            zero = _ZERO_BYTE
             table[:] = [number + _ZERO_BYTE for number in like.codebook]
-        kept = (scales, minima, zeros, order)
+        kept = (*found.values(), order)
         meaning = binding.Quantized(
             *(None if values is None else values.data_ptr() for values in kept),
             self._group,
-            layout,
-            _SCALE_TYPES[scales.dtype],
+            self._layout,
+            _SCALE_TYPES[dtype],
             digits,
-            zero,
+            zero - self._least,
+            run_shift,
             table,
         )
         packed = make_packed(
@@ -155,3 +174,24 @@ class _CodePanels:
             meaning,
         )
         return packed.keeping(*kept, meaning)
+
+
+def _layout(weight: QuantizedWeight, group: int) -> int:
+    """Codes of five or six bits are packed as such where groups are whole units of them."""
+    if weight.bits == 4:
+        return _NIBBLES if weight.codebook is None else _TABLE
+    least, most = weight.span
+    if weight.zeros is None:
+        for layout in (_FIVES, _SIXES):
+            if most - least < 2 ** _BITS[layout] and group % _UNITS[layout][0] == 0:
+                return layout
+    return _BYTES
+
+
+def _run_shift(values: Tensor) -> int:
+    """Of [panels, groups, columns] how many groups in a row, as a power of two, have equal numbers everywhere."""
+    for shift in range(_MOST_RUN_SHIFT, 0, -1):
+        first = values[:, :: 2**shift].repeat_interleave(2**shift, 1)[:, : values.shape[1]]
+        if torch.equal(first, values):
+            return shift
+    return 0

@@ -1,7 +1,8 @@
 """A linear layer's weight as codes of 8 or 4 bits: what they mean, and the selections of them that stay codes."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -28,7 +29,8 @@ class QuantizedWeight:
     code * scale + minimum              with `minima`
     codebook[code] * scale              with `codebook`
 
-    each operation rounded to float32. At most one of those three fields is given. With `order`, column c belongs to
+    each operation rounded to float32. At most one of those three fields is given. Where there are factors, such a scale
+    is scale * factor, and such a minimum is minimum * its factor, rounded to float32. With `order`, column c belongs to
     input order[c]: who multiplies takes the activations x[:, order], or puts the columns back. With `width` there are
     more columns than inputs: some fill groups up, have the code of zero, and belong to an input that another column of
     their group belongs to as well.
@@ -44,11 +46,14 @@ class QuantizedWeight:
     order: Tensor | None = None  # int64 [columns], a permutation unless there is a width
     width: int = 0  # inputs; 0: as many as columns
     activations: int = 16  # bits in which the checkpoint, or `--quantization`, wants to multiply
+    factors: Tensor | None = None  # int8 [out, groups]
+    minimum_factors: Tensor | None = None  # int8 [out, groups]
+    span: tuple[int, int] = (0, 255)  # the least and the largest code that there may be, of 8 bits
 
     def __post_init__(self) -> None:
         out, columns = self.codes.shape[0], self.columns
         groups = -(-columns // self.group) if self.group else 1
-        given = [part for part in (self.scales, self.zeros, self.minima) if part is not None]
+        given = [part for part in self._each(lambda values: values).values() if part is not None]
         if self.bits not in (4, 8) or self.codes.dtype != torch.uint8:
             raise ValueError(f"codes of {self.bits} bits in {self.codes.dtype}")
         if any(part.shape != (out, groups) for part in given):
@@ -94,49 +99,66 @@ class QuantizedWeight:
     def _rows(self, rows: slice, group: Tensor) -> Tensor:
         """float32 [rows, columns]; group: of each column."""
         codes = self.outputs_between(rows).unpacked()
-        scales = self.scales[rows].float()[:, group]
+        scales = _product(self.scales, self.factors, rows)[:, group]
         if self.codebook is not None:
             known = torch.tensor(self.codebook, dtype=torch.float32)
             return known[codes.long()] * scales
         if self.minima is not None:
-            return codes.float() * scales + self.minima[rows].float()[:, group]
+            return (
+                codes.float() * scales + _product(self.minima, self.minimum_factors, rows)[:, group]
+            )
         if self.zeros is not None:
             return (codes.float() - self.zeros[rows].float()[:, group]) * scales
         return codes.float().sub(2 ** (self.bits - 1)) * scales
 
     def outputs_between(self, rows: slice) -> "QuantizedWeight":
         """Some outputs that follow each other; no memory is copied."""
+        return replace(self, codes=self.codes[rows], **self._each(lambda values: values[rows]))
+
+    def in_groups(self, group: int) -> "QuantizedWeight":
+        """In groups of so many columns, a part of what they are."""
+        times = (self.group or self.columns) // group
+        count = -(-self.columns // group)  # the last of the wider ones may be a short one
+        repeated = self._each(lambda values: values.repeat_interleave(times, 1)[:, :count])
+        return replace(self, group=group, **repeated)
+
+    def without_factors(self) -> "QuantizedWeight":
+        """The same numbers, with scales and minima in float32 where there are factors."""
+        if self.factors is None and self.minimum_factors is None:
+            return self
+        every, minima = slice(None), self.minima
         return replace(
             self,
-            codes=self.codes[rows],
-            scales=self.scales[rows],
-            zeros=None if self.zeros is None else self.zeros[rows],
-            minima=None if self.minima is None else self.minima[rows],
+            scales=_product(self.scales, self.factors, every),
+            minima=None if minima is None else _product(minima, self.minimum_factors, every),
+            factors=None,
+            minimum_factors=None,
         )
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+        """The fields that are [out, groups], changed in one way."""
+        names = "scales", "zeros", "minima", "factors", "minimum_factors"
+        fields = {name: getattr(self, name) for name in names}
+        return {name: None if values is None else change(values) for name, values in fields.items()}
 
     def outputs(self, sources: Numbers) -> "QuantizedWeight":
         """Output number i is number sources[i] of these; -1: an output of zeros."""
         at, missing = torch.from_numpy(sources.clip(0)), torch.from_numpy(sources < 0)
 
-        def rows(values: Tensor | None, blank: int) -> Tensor | None:
-            if values is None or not len(values):  # there is none but those of zeros
-                return (
-                    values if values is None else values.new_full((len(at), values.shape[1]), blank)
-                )
+        def rows(values: Tensor, blank: int = 0) -> Tensor:
+            if not len(values):  # there is none but those of zeros
+                return values.new_full((len(at), values.shape[1]), blank)
             return values[at].masked_fill(missing[:, None], blank)
 
         blank = self._blank()
         codes = rows(self.codes, blank if self.bits == 8 else blank * 17)
-        scales = rows(self.scales, 0)
-        assert codes is not None and scales is not None
-        zeros, minima = rows(self.zeros, 0), rows(self.minima, 0)
-        return replace(self, codes=codes, scales=scales, zeros=zeros, minima=minima)
+        return replace(self, codes=codes, **self._each(rows))
 
     def scaled(self, factors: Tensor) -> "QuantizedWeight":
         """Each output times its factor [out]; scales and minima are in float32 then."""
-        factors = factors.float()[:, None]
-        minima = None if self.minima is None else self.minima.float() * factors
-        return replace(self, scales=self.scales.float() * factors, minima=minima)
+        factors, plain = factors.float()[:, None], self.without_factors()
+        minima = None if plain.minima is None else plain.minima.float() * factors
+        return replace(plain, scales=plain.scales.float() * factors, minima=minima)
 
     def select_inputs(self, sources: Numbers) -> "QuantizedWeight":
         """Input number i is number sources[i] of these; -1: an input of zeros. Groups stay whole: where those that are
@@ -190,22 +212,10 @@ class QuantizedWeight:
     def _finer(self, columns: Numbers) -> "QuantizedWeight | None":
         """The same in groups of a half, a quarter and so on, of which the columns are whole ones; None if there is
         none."""
-        group, times = self.group, 1
+        group = self.group
         while group % (2 * LEAST_GROUP) == 0:
-            group, times = group // 2, 2 * times
-            count = -(-self.columns // group)
-
-            def repeated(values: Tensor | None, times: int = times, count: int = count) -> Tensor:
-                assert values is not None
-                return values.repeat_interleave(times, 1)[:, :count]
-
-            finer = replace(
-                self,
-                scales=repeated(self.scales),
-                group=group,
-                zeros=None if self.zeros is None else repeated(self.zeros),
-                minima=None if self.minima is None else repeated(self.minima),
-            )
+            group //= 2
+            finer = self.in_groups(group)
             if finer._has_whole_groups(columns):
                 return finer
         return None
@@ -237,11 +247,10 @@ class QuantizedWeight:
         return replace(
             self,
             codes=codes.contiguous(),
-            scales=self.scales[:, chosen],
             group=size,
-            zeros=None if self.zeros is None else self.zeros[:, chosen],
             order=torch.from_numpy(order.ravel()),
             width=len(columns),
+            **self._each(lambda values: values[:, chosen]),
         )
 
     def _groups_in_place(self, columns: Numbers) -> "Numbers | None":
@@ -259,11 +268,8 @@ class QuantizedWeight:
         """The columns, and the scales of these groups; -1: zeros."""
         at, missing = torch.from_numpy(groups.clip(0)), torch.from_numpy(groups < 0)
 
-        def of_groups(values: Tensor | None) -> Tensor | None:
-            return None if values is None else values[:, at].masked_fill(missing, 0)
-
-        scales, zeros, minima = (of_groups(part) for part in (self.scales, self.zeros, self.minima))
-        assert scales is not None
+        given = self._each(lambda values: values[:, at].masked_fill(missing, 0))
+        zeros = given["zeros"]
         codes = self.unpacked()[:, torch.from_numpy(columns.clip(0))]
         blank = np.flatnonzero(columns < 0)
         if len(blank):
@@ -281,16 +287,7 @@ class QuantizedWeight:
                 raise NotAsCodes("codes of 4 bits are kept for an even number of inputs")
             codes = codes[:, ::2] | codes[:, 1::2] << 4
         turned = None if order is None else torch.from_numpy(order)
-        return replace(
-            self,
-            codes=codes.contiguous(),
-            scales=scales,
-            group=group,
-            zeros=zeros,
-            minima=minima,
-            order=turned,
-            width=0,
-        )
+        return replace(self, codes=codes.contiguous(), group=group, order=turned, width=0, **given)
 
     def _blank(self) -> int:
         """A code whose number is not negative: zero times it is no -0."""
@@ -306,3 +303,9 @@ class QuantizedWeight:
             return None
         zero = 2 ** (self.bits - 1) if self.codebook is None else self.codebook.index(0)
         return torch.tensor(zero, dtype=torch.uint8).expand(1, self.scales.shape[1])
+
+
+def _product(values: Tensor, factors: Tensor | None, rows: slice) -> Tensor:
+    """float32 [rows, groups]."""
+    found = values[rows].float()
+    return found if factors is None else found * factors[rows]

@@ -24,6 +24,7 @@ def stacked(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
         first = parts[0]
     scales = _joined([part.scales for part in parts])
     assert scales is not None
+    spans = [part.span for part in parts]
     return replace(
         first,
         codes=torch.cat([part.codes for part in parts]),
@@ -31,6 +32,9 @@ def stacked(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
         zeros=_joined([part.zeros for part in parts]),
         minima=_joined([part.minima for part in parts]),
         activations=max(part.activations for part in parts),
+        factors=_joined([part.factors for part in parts]),
+        minimum_factors=_joined([part.minimum_factors for part in parts]),
+        span=(min(least for least, _ in spans), max(most for _, most in spans)),
     )
 
 
@@ -53,7 +57,8 @@ def _joined(tensors: Sequence[Tensor | None]) -> Tensor | None:
 
 
 def _form(part: QuantizedWeight) -> tuple[object, ...]:
-    return part.bits, part.group, part.codebook, part.zeros is None, part.minima is None
+    optional = part.zeros, part.minima, part.factors, part.minimum_factors
+    return part.bits, part.group, part.codebook, tuple(values is None for values in optional)
 
 
 def _alike(parts: Sequence[QuantizedWeight]) -> list[QuantizedWeight]:
@@ -67,7 +72,9 @@ def _alike(parts: Sequence[QuantizedWeight]) -> list[QuantizedWeight]:
         parts = [_in_bytes(part) for part in parts]
     if len({part.group for part in parts}) > 1:
         group = math.gcd(*(part.group or part.inputs for part in parts))
-        parts = [_in_groups(part, group) for part in parts]
+        parts = [part.in_groups(group) for part in parts]
+    if any(part.factors is None for part in parts):
+        parts = [part.without_factors() for part in parts]
     if any(part.minima is not None for part in parts):
         return [_with_minima(part) for part in parts]
     if any(part.zeros is not None for part in parts):
@@ -81,37 +88,25 @@ def _without_table(part: QuantizedWeight) -> QuantizedWeight:
     if any(not -128 <= number <= 127 for number in part.codebook):
         raise NotAsCodes("of layers that are computed as one some have a table of large numbers")
     table = torch.tensor([number + 128 for number in part.codebook], dtype=torch.uint8)
-    return replace(part, codes=table[part.unpacked().long()], bits=8, codebook=None)
+    span = 128 + min(part.codebook), 128 + max(part.codebook)
+    return replace(part, codes=table[part.unpacked().long()], bits=8, codebook=None, span=span)
 
 
 def _in_bytes(part: QuantizedWeight) -> QuantizedWeight:
     if part.bits == 8:
         return part
     plain = part.zeros is None and part.minima is None
-    codes = part.unpacked()
-    return replace(part, codes=codes + 120 if plain else codes, bits=8)
-
-
-def _in_groups(part: QuantizedWeight, group: int) -> QuantizedWeight:
-    each = (part.group or part.inputs) // group
-    count = -(-part.inputs // group)  # the last of the wider ones may be a short one
-
-    def spread(values: Tensor | None) -> Tensor | None:
-        return None if values is None else values.repeat_interleave(each, 1)[:, :count]
-
-    scales = spread(part.scales)
-    assert scales is not None
-    return replace(
-        part, scales=scales, group=group, zeros=spread(part.zeros), minima=spread(part.minima)
-    )
+    codes, least = part.unpacked(), 120 if plain else 0
+    return replace(part, codes=codes + least, bits=8, span=(least, least + 15))
 
 
 def _with_minima(part: QuantizedWeight) -> QuantizedWeight:
-    if part.minima is not None:
-        return replace(part, scales=part.scales.float(), minima=part.minima.float())
     scales = part.scales.float()
+    if part.minima is not None:
+        return replace(part, scales=scales, minima=part.minima.float())
     zeros = 2.0 ** (part.bits - 1) if part.zeros is None else part.zeros.float()
-    return replace(part, scales=scales, zeros=None, minima=-zeros * scales)
+    minima = -zeros * scales
+    return replace(part, scales=scales, zeros=None, minima=minima, minimum_factors=part.factors)
 
 
 def _with_zeros(part: QuantizedWeight) -> QuantizedWeight:

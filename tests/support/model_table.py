@@ -95,11 +95,10 @@ logits with those that `transformers` computes of its numbers. No released file 
 | types | how they are read | bits of a weight on the CPU, scales included |
 | --- | --- | --- |
 | Q8_0; Q4_0, IQ4_NL, MXFP4 | exactly, with scales in 16 bits | 8.5; 4.5 |
-| Q4_1; Q5_1 | exactly, with minima in 16 bits | 5; 9 |
-| Q5_0 | exactly, each code in a byte | 8.5 |
-| Q4_K; Q5_K | exactly: scale and minimum of a group are products, which float32 holds | 6; 10 |
-| Q6_K; IQ4_XS | exactly, scales in float32; Q6_K has a code in a byte and groups of 16 | 10; 5 |
-| Q2_K; Q3_K | exactly, codes in 4 bits and groups of 16 | 8; 6 |
+| Q5_0; Q4_1; Q5_1 | exactly, with scales, and minima, in 16 bits | 5.5; 5; 6 |
+| Q4_K; Q5_K | exactly: scale and minimum of a block in 16 bits, a factor of each in a byte for 32 codes | 4.63; 5.63 |
+| Q6_K; IQ4_XS | exactly: scale of a block in 16 bits, a factor in a byte for 16 and 32 codes | 6.56; 4.31 |
+| Q2_K; Q3_K | exactly, as these; codes in 4 bits and factors for 16 of them | 5.13; 4.56 |
 | IQ1, IQ2, IQ3, TQ1_0, TQ2_0 | as numbers, of which codes of 8 bits in groups of 32 are made, with a line in \
 the log | 9 |
 | F32, F16, BF16 | as numbers; as codes of 8 bits where a layer that is computed with them has codes | 16; 9 |

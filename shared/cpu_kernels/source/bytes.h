@@ -171,6 +171,19 @@ struct UnsignedDots {
 
 #endif
 
+// LANES signed bytes.
+static inline ints load_signed_bytes(const int8_t* from) {
+#if defined(__AVX512F__)
+    return (ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)from));
+#elif defined(__AVX2__)
+    return (ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from));
+#else
+    uint64_t bytes = 0;
+    std::memcpy(&bytes, from, 4);
+    return (ints)vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8(bytes))));
+#endif
+}
+
 // The lowest byte of each lane.
 static inline void store_bytes(void* to, ints v) {
 #if defined(__AVX512F__)

@@ -12,6 +12,7 @@
 #include <cmath>
 #include <vector>
 
+#include "bytes.h"
 #include "lines.h"
 #include "pool.h"
 #include "vectors.h"
@@ -34,10 +35,10 @@ struct InputGroups {
 
 struct DigitRows {
     const int32_t* words;  // [rows, words_each]: four inputs' digits in each; of two digits h and l in turn
-    const float* steps;    // [rows, groups]
-    const float* shifts;   // [rows, groups]: t times the sum of p
-    const int32_t* sums;   // [rows, groups, digits]: of h and of l
-    int64_t words_each, groups;
+    const float* steps;    // [groups, rows]
+    const float* shifts;   // [groups, rows]: t times the sum of p
+    const int32_t* sums;   // [groups, rows, digits]: `times` that of h and of l
+    int64_t words_each, count;  // of rows
 };
 
 template <class T>
@@ -46,7 +47,7 @@ struct DigitCall {
     int64_t x_stride, rows, rows_each;
     const InputGroups* groups;
     const int32_t* order;  // of the inputs, or null
-    int digits;
+    int digits, times;
     int32_t* words;
     float *steps, *shifts;
     int32_t* sums;
@@ -62,82 +63,80 @@ static inline float largest_size(const typename T::Element* x, int64_t count) {
         const ints bits = (ints)v & 0x7fffffff;
         most = bits > most ? bits : most;
     }
-    int32_t found = 0;
-    for (int i = 0; i < LANES; i++) found = std::max<int32_t>(found, most[i]);
+    const int32_t found = largest(most);
     float size;
     std::memcpy(&size, &found, 4);
     return size;
 }
 
-// Whole numbers p of `count` elements, to nearest even: at most 2^13 in size.
+// v times `per_step`, to nearest even: at most 2^22 in size.
+static inline ints nearest_integers(floats v, floats per_step) {
+    constexpr float MAGIC = 0x1.8p23f;  // adding it leaves the nearest integer in the last bits
+    return (ints)fused_always(v, per_step, broadcast(MAGIC)) - 0x4b400000;
+}
+
+// Whole numbers p of `count` elements.
 template <class T>
 static inline void to_whole_numbers(const typename T::Element* x, int64_t count, float per_step, int32_t* p) {
-    constexpr float MAGIC = 0x1.8p23f;  // adding it leaves the nearest integer in the last bits
     for (int64_t k = 0; k < count; k += LANES) {
         const floats v = read_some<T>(x + k, (int)std::min<int64_t>(LANES, count - k));
-        store(p + k, (ints)fused_always(v, broadcast(per_step), broadcast(MAGIC)) - 0x4b400000);
+        store(p + k, nearest_integers(v, broadcast(per_step)));
     }
 }
 
-static inline int64_t numbers_of(int64_t count, int64_t padded) { return count + LANES + padded / 2; }
+// 2^exponent, a normal number.
+static inline float power_of_two(int exponent) {
+    const int32_t bits = (exponent + 127) << 23;
+    float power;
+    std::memcpy(&power, &bits, 4);
+    return power;
+}
 
-// One group: `words` of its units, its step, its sums; returns t times the sum of p. p: memory for `numbers_of` it.
+// One group: `words` of its units, its step, its sums; returns t times the sum of p.
 template <class T>
 static inline float group_to_digits(const typename T::Element* x, int64_t count, int64_t padded, int digits,
-                                    int32_t* p, int32_t* words, float* step, int32_t* sums) {
-    std::fill(words, words + padded / 4 * digits, 0);
+                                    int32_t* words, float* step, int32_t* sums) {
+    const bool two = digits == 2;
     for (int d = 0; d < digits; d++) sums[d] = 0;
     const float most = largest_size<T>(x, count);
     *step = 0;
     if (!std::isfinite(most)) *step = NAN;
-    if (!std::isfinite(most) || most < LEAST_OF_GROUP) return *step;
-    auto* bytes = (int8_t*)words;
-    if (digits == 1) {
-        *step = most / 127.0f;
-        to_whole_numbers<T>(x, count, 127.0f / most, p);
-        int32_t sum = 0;
-        for (int64_t k = 0; k < count; k++) {
-            bytes[k] = (int8_t)p[k];
-            sum += p[k];
-        }
-        sums[0] = sum;
-        return *step * (float)sum;
+    if (!std::isfinite(most) || most < LEAST_OF_GROUP) {
+        std::fill(words, words + padded / 4 * digits, 0);
+        return *step;
     }
-    int exponent;
-    std::frexp(most, &exponent);
-    *step = std::ldexp(1.0f, exponent - 13);
-    to_whole_numbers<T>(x, count, std::ldexp(1.0f, 13 - exponent), p);
-    // Each digit by itself, then word by word in turn: so the compiler makes vectors of both.
-    auto* const highs = (int8_t*)(p + count + LANES);
-    auto* const lows = highs + padded;
-    std::fill(highs + count, lows, 0);
-    std::fill(lows + count, lows + padded, 0);
-    int32_t high = 0, low = 0;
-    for (int64_t k = 0; k < count; k++) {
-        const int32_t h = (p[k] + 64) >> 7;  // to nearest: both digits are at most 64
-        const int32_t l = p[k] - 128 * h;
-        highs[k] = (int8_t)h;
-        lows[k] = (int8_t)l;
+    int32_t bits;
+    std::memcpy(&bits, &most, 4);
+    const int exponent = (bits >> 23) - 126;  // of a number from a half to one
+    *step = two ? power_of_two(exponent - 13) : most / 127.0f;
+    const floats per_step = broadcast(two ? power_of_two(13 - exponent) : 127.0f / most);
+    ints high = {}, low = {};
+    for (int64_t k = 0; k < padded; k += LANES) {
+        const int here = (int)std::min<int64_t>(LANES, count - k);
+        const ints p = here > 0 ? nearest_integers(read_some<T>(x + k, here), per_step) : ints{};
+        const ints h = two ? (p + 64) >> 7 : p;  // to nearest: both digits are at most 64
+        const ints l = p - 128 * h;
+        int8_t highs[LANES], lows[LANES];
+        store_bytes(highs, h);
+        store_bytes(lows, l);
         high += h;
         low += l;
+        for (int word = 0; word < std::min<int64_t>(LANES, padded - k) / 4; word++, words += digits) {
+            std::memcpy(words, highs + 4 * word, 4);
+            if (two) std::memcpy(words + 1, lows + 4 * word, 4);
+        }
     }
-    for (int64_t word = 0; word < padded / 4; word++) {
-        std::memcpy(words + 2 * word, highs + 4 * word, 4);
-        std::memcpy(words + 2 * word + 1, lows + 4 * word, 4);
-    }
-    sums[0] = high;
-    sums[1] = low;
-    return *step * std::fma((float)high, 128.0f, (float)low);
+    sums[0] = sum(high);
+    if (!two) return *step * (float)sums[0];
+    sums[1] = sum(low);
+    return *step * std::fma((float)sums[0], 128.0f, (float)sums[1]);
 }
 
 template <class T>
 static void digit_tile(void* context, int tile) {
     const auto& call = *(const DigitCall<T>*)context;
     const InputGroups& groups = *call.groups;
-    static thread_local std::vector<int32_t> numbers;
     static thread_local std::vector<typename T::Element> ordered;
-    const int64_t most = numbers_of(groups.size(0), groups.units(0) * groups.unit);
-    numbers.resize(std::max<size_t>(numbers.size(), most));
     if (call.order) ordered.resize(groups.inputs);
     const int64_t last = std::min(call.rows, (tile + 1) * call.rows_each);
     for (int64_t r = tile * call.rows_each; r < last; r++) {
@@ -148,10 +147,11 @@ static void digit_tile(void* context, int tile) {
         }
         int32_t* words = call.words + r * call.words_each;
         for (int64_t g = 0; g < groups.count; g++) {
-            const int64_t place = r * groups.count + g, padded = groups.units(g) * groups.unit;
+            const int64_t place = g * call.rows + r, padded = groups.units(g) * groups.unit;
             call.shifts[place] =
-                group_to_digits<T>(x + g * groups.group, groups.size(g), padded, call.digits, numbers.data(), words,
+                group_to_digits<T>(x + g * groups.group, groups.size(g), padded, call.digits, words,
                                    call.steps + place, call.sums + place * call.digits);
+            for (int d = 0; d < call.digits; d++) call.sums[place * call.digits + d] *= call.times;
             words += padded / 4 * call.digits;
         }
     }
@@ -160,13 +160,13 @@ static void digit_tile(void* context, int tile) {
 // The result is the calling thread's until its next call.
 template <class T>
 static DigitRows to_digits(Pool& pool, const typename T::Element* x, int64_t x_stride, int64_t rows,
-                           const InputGroups& groups, const int32_t* order, int digits) {
+                           const InputGroups& groups, const int32_t* order, int digits, int times) {
     constexpr int64_t TILE_BYTES = 64 << 10;  // of work for a thread
     static thread_local Lines<int32_t> words;
     static thread_local std::vector<float> steps, shifts;
     static thread_local std::vector<int32_t> sums;
     const int64_t each = groups.all_units() * groups.unit / 4 * digits;
-    DigitCall<T> call{x, x_stride, rows, std::max<int64_t>(1, TILE_BYTES / 4 / groups.inputs), &groups, order, digits,
+    DigitCall<T> call{x, x_stride, rows, std::max<int64_t>(1, TILE_BYTES / 4 / groups.inputs), &groups, order, digits, times,
                       words.fit(rows * each), nullptr, nullptr, nullptr, each};
     steps.resize(std::max<size_t>(steps.size(), rows * groups.count));
     shifts.resize(steps.size());
@@ -175,7 +175,7 @@ static DigitRows to_digits(Pool& pool, const typename T::Element* x, int64_t x_s
     call.shifts = shifts.data();
     call.sums = sums.data();
     pool.run((int)((rows + call.rows_each - 1) / call.rows_each), digit_tile<T>, &call);
-    return {call.words, call.steps, call.shifts, call.sums, each, groups.count};
+    return {call.words, call.steps, call.shifts, call.sums, each, rows};
 }
 
 }  // namespace tessera

@@ -87,7 +87,7 @@ void tessera_pack(int type, const void* weight, int64_t outputs, int64_t inputs,
 // See `pack_codes`.
 void tessera_pack_codes(const void* codes, int64_t outputs, int64_t inputs, int bits, int64_t group, int epilogue,
                         void* panels) {
-    pack_codes(*pool, (const uint8_t*)codes, outputs, inputs, bits, group, epilogue, (uint8_t*)panels);
+    pack_codes(*pool, (const uint8_t*)codes, outputs, inputs, bits, group, epilogue, (int32_t*)panels);
 }
 
 // y = x w^T in bfloat16, all of it contiguous, for one that has no `Linear` to pass: `trial_process.py`.

@@ -96,6 +96,27 @@ static inline float largest(floats v) {
     return v[0];
 }
 
+// The same of whole numbers.
+static inline int32_t sum(ints v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_epi32((__m512i)v);
+#else
+    int32_t total = 0;
+    for (int i = 0; i < LANES; i++) total += v[i];
+    return total;
+#endif
+}
+
+static inline int32_t largest(ints v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_epi32((__m512i)v);
+#else
+    int32_t most = v[0];
+    for (int i = 1; i < LANES; i++) most = v[i] > most ? v[i] : most;
+    return most;
+#endif
+}
+
 // Sums over the elements of a row, each in the lane that its place has: as many lanes as a vector, or sixteen whatever
 // the vector, so that every instruction set adds up in the same order (`TESSERA_PORTABLE`).
 class LaneSums {
@@ -151,9 +172,13 @@ static inline floats from_bfloat16(halves v) { return (floats)(widened(v) << 16)
 
 // Exact for all that are finite, what is denormal included.
 static inline floats from_float16(halves v) {
+#if defined(__AVX512F__)
+    return (floats)_mm512_cvtph_ps((__m256i)v);
+#else
     const ints bits = widened(v);
     const floats size = (floats)((bits & 0x7fff) << 13) * 0x1p112f;
     return (floats)((ints)size | (bits & 0x8000) << 16);
+#endif
 }
 
 // A unit is four bytes of a weight or of the cache: one float32, or a pair of neighbours in

@@ -1,11 +1,13 @@
 """Blocks of GGUF files as codes: what a block's bytes say, as `gguf.quants` of the library `gguf` has it.
 
 All of these are exact: `QuantizedWeight.dequantize` gives what `gguf.dequantize` gives, bit for bit, but for the sign
-of zeros. The scale of a group of K-quants is a product of a number of 16 bits and one of 6 or 8, which float32 holds;
-their minima alike. Codes of 5 and 6 bits take a byte each. Types that have no such form are numbers by the library.
+of zeros. The scale of a group of K-quants is a product of a number of 16 bits, the same for a whole block, and a factor
+of 4 to 8, which float32 holds; their minima alike. Codes of 5 and 6 bits take a byte each here; kernels know by their
+span that they need less. Types that have no such form are numbers by the library.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -54,19 +56,20 @@ def _q4_1(blocks: Tensor) -> QuantizedWeight:
 
 def _q5_0(blocks: Tensor) -> QuantizedWeight:
     codes = _low_then_high(blocks[..., 6:]) | _fifth_bits(blocks[..., 2:6])
-    return _bytes(codes + 112, _halves(blocks, 0), 32)
+    return _bytes(codes + 112, _halves(blocks, 0), 32, bits=5)
 
 
 def _q5_1(blocks: Tensor) -> QuantizedWeight:
     codes = _low_then_high(blocks[..., 8:]) | _fifth_bits(blocks[..., 4:8])
-    return _bytes(codes, _halves(blocks, 0), 32, minima=_halves(blocks, 2))
+    return _bytes(codes, _halves(blocks, 0), 32, bits=5, minima=_halves(blocks, 2))
 
 
 def _q2_k(blocks: Tensor) -> QuantizedWeight:
     both, codes = blocks[..., :16], _shifted(blocks[..., 16:80].unflatten(-1, (2, 32)), 2)
-    scales = _halves(blocks, 80).float() * (both & 15)
-    minima = _halves(blocks, 82).float() * (both >> 4)
-    return _nibbles(codes.flatten(-3), scales, 16, minima=-minima)
+    found = _nibbles(
+        codes.flatten(-3), _halves(blocks, 80, 16), 16, minima=-_halves(blocks, 82, 16)
+    )
+    return _times(found, both & 15, both >> 4)
 
 
 def _q3_k(blocks: Tensor) -> QuantizedWeight:
@@ -75,29 +78,30 @@ def _q3_k(blocks: Tensor) -> QuantizedWeight:
     packed = blocks[..., 96:108]
     fours = torch.cat((packed[..., :8] & 15, packed[..., :8] >> 4), -1)
     twos = torch.cat([packed[..., 8:] >> shift & 3 for shift in (0, 2, 4, 6)], -1)
-    scales = _halves(blocks, 108).float() * ((fours | twos << 4).float() - 32)
     # The number is low + 4 high - 4, and 8 is the code of zero.
-    return _nibbles((low | high << 2) + 4, scales, 16)
+    found = _nibbles((low | high << 2) + 4, _halves(blocks, 108, 16), 16)
+    return _times(found, (fours | twos << 4) - 32)
 
 
 def _q4_k(blocks: Tensor) -> QuantizedWeight:
-    scales, minima = _of_six_bits(blocks)
     codes = _shifted(blocks[..., 16:144].unflatten(-1, (4, 32)), 4).flatten(-3)
-    return _nibbles(codes, scales, 32, minima=minima)
+    found = _nibbles(codes, _halves(blocks, 0, 8), 32, minima=-_halves(blocks, 2, 8))
+    return _times(found, *_of_six_bits(blocks))
 
 
 def _q5_k(blocks: Tensor) -> QuantizedWeight:
-    scales, minima = _of_six_bits(blocks)
     low = _shifted(blocks[..., 48:176].unflatten(-1, (4, 32)), 4).flatten(-3)
     high = _bits(blocks[..., 16:48]).flatten(-2)
-    return _bytes(low | high << 4, scales, 32, minima=minima)
+    scales, minima = _halves(blocks, 0, 8), -_halves(blocks, 2, 8)
+    found = _bytes(low | high << 4, scales, 32, bits=5, minima=minima)
+    return _times(found, *_of_six_bits(blocks))
 
 
 def _q6_k(blocks: Tensor) -> QuantizedWeight:
     low = _shifted(blocks[..., :128].unflatten(-1, (2, 64)), 4).flatten(-3)
     high = _shifted(blocks[..., 128:192].unflatten(-1, (2, 32)), 2).flatten(-3)
-    scales = _halves(blocks, 208).float() * blocks[..., 192:208].view(torch.int8)
-    return _bytes((low | high << 4) + 96, scales, 16)
+    found = _bytes((low | high << 4) + 96, _halves(blocks, 208, 16), 16, bits=6)
+    return _times(found, blocks[..., 192:208])
 
 
 def _iq4_nl(blocks: Tensor) -> QuantizedWeight:
@@ -108,9 +112,9 @@ def _iq4_nl(blocks: Tensor) -> QuantizedWeight:
 def _iq4_xs(blocks: Tensor) -> QuantizedWeight:
     fours = _shifted(blocks[..., 4:8].unflatten(-1, (4, 1)), 4).flatten(-3)
     twos = _shifted(blocks[..., 2:4].unflatten(-1, (2, 1)), 2).flatten(-3)
-    scales = _halves(blocks, 0).float() * ((fours | twos << 4).float() - 32)
     codes = _low_then_high(blocks[..., 8:].unflatten(-1, (8, 16))).flatten(-2)
-    return _nibbles(codes, scales, 32, codebook=_IQ4)
+    found = _nibbles(codes, _halves(blocks, 0, 8), 32, codebook=_IQ4)
+    return _times(found, (fours | twos << 4) - 32)
 
 
 def _mxfp4(blocks: Tensor) -> QuantizedWeight:
@@ -139,11 +143,14 @@ _READ: Mapping[str, _Read] = {
 
 
 def _bytes(
-    codes: Tensor, scales: Tensor, group: int, minima: Tensor | None = None
+    codes: Tensor, scales: Tensor, group: int, minima: Tensor | None = None, bits: int = 8
 ) -> QuantizedWeight:
-    """Of codes [out, blocks, elements] and scales [out, blocks, groups of a block]."""
+    """Of codes [out, blocks, elements] and scales [out, blocks, groups of a block]; bits: that codes really have,
+    around 128 or, with minima, from zero."""
     shift = None if minima is None else minima.flatten(1)
-    return QuantizedWeight(codes.flatten(1), scales.flatten(1), 8, group, minima=shift)
+    least = 128 - 2 ** (bits - 1) if minima is None else 0
+    span = least, least + 2**bits - 1
+    return QuantizedWeight(codes.flatten(1), scales.flatten(1), 8, group, minima=shift, span=span)
 
 
 def _nibbles(
@@ -159,9 +166,18 @@ def _nibbles(
     return QuantizedWeight(together, scales.flatten(1), 4, group, minima=shift, codebook=codebook)
 
 
-def _halves(blocks: Tensor, place: int) -> Tensor:
-    """float16 [out, blocks, 1]."""
-    return blocks[..., place : place + 2].contiguous().view(torch.float16)
+def _times(
+    found: QuantizedWeight, factors: Tensor, minimum_factors: Tensor | None = None
+) -> QuantizedWeight:
+    """With factors [out, blocks, groups of a block], bytes of int8."""
+    minima = None if minimum_factors is None else minimum_factors.flatten(1).view(torch.int8)
+    scales = factors.flatten(1).view(torch.int8)
+    return replace(found, factors=scales, minimum_factors=minima)
+
+
+def _halves(blocks: Tensor, place: int, times: int = 1) -> Tensor:
+    """float16 [out, blocks, times]: the same for so many groups of a block."""
+    return blocks[..., place : place + 2].contiguous().view(torch.float16).expand(-1, -1, times)
 
 
 def _low_then_high(codes: Tensor) -> Tensor:
@@ -185,8 +201,8 @@ def _fifth_bits(words: Tensor) -> Tensor:
 
 
 def _of_six_bits(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """float32 [out, blocks, 8]: scales and minima, of 12 bytes behind what each counts in."""
+    """uint8 [out, blocks, 8]: factors of scales and minima, of 12 bytes behind what each counts in."""
     first, second, third = blocks[..., 4:16].unflatten(-1, (3, 4)).unbind(-2)
     scales = torch.cat((first & 63, third & 15 | first >> 6 << 4), -1)
     minima = torch.cat((second & 63, third >> 4 | second >> 6 << 4), -1)
-    return _halves(blocks, 0).float() * scales, -(_halves(blocks, 2).float() * minima)
+    return scales, minima

@@ -63,6 +63,26 @@ def test_every_form_of_codes_gives_the_bits_of_whole_numbers(
         assert torch.equal(found, coded_linear(x, codes, digits) + bias), str(form)
 
 
+# As GGUF's blocks of Q5_0, Q5_K, Q6_K, Q4_K and IQ4_XS.
+@pytest.mark.parametrize(
+    ("form", "bits"),
+    [
+        (Form(group=32, scales=torch.float16, used_bits=5), 5.5),
+        (Form(group=32, minima=True, scales=torch.float16, used_bits=5, run=8), 5.625),
+        (Form(group=16, scales=torch.float16, used_bits=6, run=16), 6.5625),
+        (Form(bits=4, group=32, minima=True, scales=torch.float16, run=8), 4.625),
+        (Form(bits=4, group=32, codebook=True, scales=torch.float16, run=8), 4.3125),
+    ],
+    ids=str,
+)
+def test_codes_and_scales_lie_in_as_many_bits_as_they_have(
+    make: Make, form: Form, bits: float
+) -> None:
+    ops = make(torch.float32, None)
+    ops.pack(as_codes(form.make(64, 1024)))
+    assert 8 * ops.coded_bytes == bits * 64 * 1024
+
+
 def test_codes_of_every_form_stay_codes_in_every_pack(make: Make) -> None:
     """Also cut, put in order, stacked and filled up with zeros."""
     ops = make(torch.float32, None)

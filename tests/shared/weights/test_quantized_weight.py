@@ -85,10 +85,15 @@ def test_codes_are_numbers_as_the_formula_says(form: Form) -> None:
         code = weight.unpacked()[row, place].item()
         group = place // form.group if form.group else 0
         scale = weight.scales[row, group].float()
+        if weight.factors is not None:
+            scale = scale * weight.factors[row, group].float()
         if weight.codebook is not None:
             value = torch.tensor(float(weight.codebook[int(code)])) * scale
         elif weight.minima is not None:
-            value = torch.tensor(float(code)) * scale + weight.minima[row, group].float()
+            least = weight.minima[row, group].float()
+            if weight.minimum_factors is not None:
+                least = least * weight.minimum_factors[row, group].float()
+            value = torch.tensor(float(code)) * scale + least
         else:
             zero = 2 ** (form.bits - 1) if weight.zeros is None else weight.zeros[row, group].item()
             value = torch.tensor(float(code - zero)) * scale

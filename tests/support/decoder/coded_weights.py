@@ -20,10 +20,15 @@ class Form:
     codebook: bool = False
     order: bool = False
     scales: torch.dtype = torch.float32
+    used_bits: int = 8  # of codes of 8 bits: as many as blocks of GGUF files have
+    run: int = 0  # groups that share a scale, and have a factor each
 
     def __str__(self) -> str:
         parts = [f"int{self.bits}", f"g{self.group}", str(self.scales).removeprefix("torch.")]
         names = ("zeros", "minima", "codebook", "order")
+        parts += [f"{self.used_bits} used"] * (self.used_bits < 8) + [f"runs of {self.run}"] * (
+            self.run > 0
+        )
         return "-".join([*parts, *(name for name in names if getattr(self, name))])
 
     def make(self, out: int, inputs: int, seed: int = 0) -> QuantizedWeight:
@@ -36,10 +41,17 @@ class Form:
             return torch.randint(below, shape, generator=generator).to(torch.uint8)
 
         def numbers() -> torch.Tensor:
-            return torch.rand((out, groups), generator=generator).add(0.5).div(8 * most)
+            runs = -(-groups // self.run) if self.run else groups
+            found = torch.rand((out, runs), generator=generator).add(0.5).div(8 * most)
+            return found.repeat_interleave(self.run or 1, 1)[:, :groups]
 
+        def factors() -> torch.Tensor | None:
+            return drawn(out, groups, below=64).to(torch.int8) - 32 if self.run else None
+
+        used = 2**self.used_bits
+        least = 0 if self.minima else 128 - used // 2
         return QuantizedWeight(
-            codes=drawn(out, inputs * self.bits // 8, below=256),
+            codes=drawn(out, inputs * self.bits // 8, below=used) + least,
             scales=numbers().to(self.scales),
             bits=self.bits,
             group=self.group,
@@ -47,6 +59,9 @@ class Form:
             minima=(-numbers() * most / 2).to(self.scales) if self.minima else None,
             codebook=_NIBBLES if self.codebook else None,
             order=torch.randperm(inputs, generator=generator) if self.order else None,
+            factors=factors(),
+            minimum_factors=factors() if self.minima else None,
+            span=(least, least + used - 1),
         )
 
 
@@ -66,4 +81,9 @@ FORMS = [
     Form(bits=4, group=16, minima=True),
     Form(bits=4, group=64, codebook=True),
     Form(bits=4, group=32, order=True, scales=torch.float16),
+    Form(group=32, scales=torch.float16, used_bits=5),
+    Form(group=32, minima=True, scales=torch.float16, used_bits=5, run=8),
+    Form(group=16, scales=torch.float16, used_bits=6, run=16),
+    Form(bits=4, group=32, minima=True, scales=torch.float16, run=8),
+    Form(bits=4, group=32, codebook=True, scales=torch.float16, run=8),
 ]

@@ -53,6 +53,14 @@ def _weights(
     yield as_codes(replace(codes, zeros=None, minima=-codes.scales))
     yield as_codes(replace(codes, zeros=None, codebook=tuple(range(-120, 120, 15))))
     yield as_codes(replace(codes, order=torch.arange(inputs).flip(0)))
+    codes = quantize(weight, Scheme(8, 32, 2))
+    for bits in (5, 6):  # of GGUF's blocks, with scales of two levels
+        least, count = 128 - 2 ** (bits - 1), 2**bits
+        factors = (
+            (torch.arange(codes.scales.numel()) % 63 - 31).view_as(codes.scales).to(torch.int8)
+        )
+        few, span = codes.codes % count + least, (least, least + count - 1)
+        yield as_codes(replace(codes, codes=few, zeros=None, factors=factors, span=span))
 
 
 def _linear_holds(ops: BaseOps, generator: torch.Generator, weight: LinearWeight) -> bool:

@@ -139,7 +139,7 @@ def _pack_piece(
     offsets: list[Tensor] = []
     group, order = 0, None
     for rows in _parts(codes, first, size):
-        part = codes(rows)
+        part = codes(rows).without_factors()
         if whole is None:
             group = _group(part)
             order = None if part.order is None else part.order.to(device)

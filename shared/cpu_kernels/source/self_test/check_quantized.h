@@ -15,6 +15,12 @@ struct CodeForm {
     int format, digits, scale_type;
     int64_t group;
     bool zeros, minima, ordered;
+    int run_shift = -1;  // of factors; below zero: there are none
+
+    int bits() const {
+        using namespace tessera;
+        return format == BYTES ? 8 : format == FIVES ? 5 : format == SIXES ? 6 : 4;
+    }
 };
 
 constexpr int64_t CODE_ROWS_TRIED = 37;
@@ -25,23 +31,27 @@ struct Coded {
     CodeForm form;
     int64_t outputs, inputs, group, groups;
     std::vector<uint8_t> codes, zeros;  // [outputs, inputs], [outputs, groups]
-    std::vector<float> scales, minima;  // as numbers of their type
+    std::vector<float> scales, minima;  // as numbers of their type, those of a run's groups equal
+    std::vector<int8_t> factors, minimum_factors;
     std::vector<int32_t> order;
 
     std::vector<int32_t> units;
-    std::vector<uint8_t> packed_scales, packed_minima, packed_zeros;
+    std::vector<uint8_t> packed_scales, packed_minima, packed_zeros, packed_factors, packed_minimum_factors;
     Quantized quantized;
     Linear layer;
 
     Coded(const CodeForm& form, int64_t outputs, int64_t inputs)
         : form(form), outputs(outputs), inputs(inputs), group(form.group ? form.group : inputs),
           groups((inputs + group - 1) / group) {
-        const bool bytes = form.format == tessera::BYTES;
-        for (int64_t i = 0; i < outputs * inputs; i++) codes.push_back((uint8_t)(numbers()() & (bytes ? 255 : 15)));
+        const int most = (1 << form.bits()) - 1;
+        for (int64_t i = 0; i < outputs * inputs; i++) codes.push_back((uint8_t)(numbers()() & most));
         for (int64_t i = 0; i < outputs * groups; i++) {
-            zeros.push_back((uint8_t)(numbers()() % (bytes ? 256 : 17)));
-            scales.push_back(draw_scale());
-            minima.push_back(-draw_scale());
+            zeros.push_back((uint8_t)(numbers()() % (form.format == tessera::BYTES ? 256 : 17)));
+            const bool same = form.run_shift > 0 && i % groups & ((1 << form.run_shift) - 1);
+            scales.push_back(same ? scales.back() : draw_scale());
+            minima.push_back(same ? minima.back() : -draw_scale());
+            factors.push_back((int8_t)(numbers()() % 256 - 128));
+            minimum_factors.push_back((int8_t)(numbers()() % 256 - 128));
         }
         for (int64_t k = 0; k < inputs; k++) order.push_back((int32_t)(inputs - 1 - k));
         pack();
@@ -53,7 +63,12 @@ struct Coded {
         if (form.format == tessera::TABLE) return NUMBERS[code];
         if (form.minima) return code;
         if (form.zeros) return code - zeros[place];
-        return code - (form.format == tessera::BYTES ? 128 : 8);
+        return code - (1 << (form.bits() - 1));
+    }
+
+    float scale(int64_t place) const { return form.run_shift < 0 ? scales[place] : scales[place] * factors[place]; }
+    float minimum(int64_t place) const {
+        return form.run_shift < 0 ? minima[place] : minima[place] * minimum_factors[place];
     }
 
 private:
@@ -78,39 +93,45 @@ private:
     }
 
     template <class E, class Of>
-    std::vector<uint8_t> arranged(Of of) const {
-        const int64_t panels = (outputs + PANEL - 1) / PANEL;
-        std::vector<uint8_t> to(panels * groups * PANEL * sizeof(E));
+    std::vector<uint8_t> arranged(Of of, int shift = 0) const {
+        const int64_t panels = (outputs + PANEL - 1) / PANEL, runs = ((groups - 1) >> shift) + 1;
+        std::vector<uint8_t> to(panels * runs * PANEL * sizeof(E));
         for (int64_t column = 0; column < outputs; column++)
-            for (int64_t g = 0; g < groups; g++) {
-                const E value = of(column * groups + g);
-                const int64_t place = (column / PANEL * groups + g) * PANEL + column % PANEL;
+            for (int64_t run = 0; run < runs; run++) {
+                const E value = of(column * groups + (run << shift));
+                const int64_t place = (column / PANEL * runs + run) * PANEL + column % PANEL;
                 std::memcpy(to.data() + place * sizeof(E), &value, sizeof(E));
             }
         return to;
     }
 
     std::vector<uint8_t> arranged_numbers(const std::vector<float>& from) const {
-        if (form.scale_type == tessera::FLOAT32) return arranged<float>([&](int64_t i) { return from[i]; });
-        return arranged<uint16_t>([&](int64_t i) { return half(from[i]); });
+        const int shift = std::max(form.run_shift, 0);
+        if (form.scale_type == tessera::FLOAT32) return arranged<float>([&](int64_t i) { return from[i]; }, shift);
+        return arranged<uint16_t>([&](int64_t i) { return half(from[i]); }, shift);
     }
 
     void pack() {
-        const int bits = form.format == tessera::BYTES ? 8 : 4;
-        std::vector<uint8_t> stored(bits == 8 ? codes.size() : codes.size() / 2);
+        const int bits = form.bits();
+        std::vector<uint8_t> stored(bits > 4 ? codes.size() : codes.size() / 2);
         for (size_t i = 0; i < codes.size(); i++)
-            if (bits == 8) stored[i] = codes[i];
+            if (bits > 4) stored[i] = codes[i];
             else stored[i / 2] |= (uint8_t)(codes[i] << i % 2 * 4);
-        const tessera::InputGroups split(inputs, group, bits == 8 ? 4 : 8);
-        units.resize((outputs + PANEL - 1) / PANEL * split.all_units() * PANEL);
+        const tessera::InputGroups split(inputs, group, 4 * tessera::byte_words(form.format));
+        units.resize((outputs + PANEL - 1) / PANEL * tessera::panel_words(split, form.format));
         tessera_pack_codes(stored.data(), outputs, inputs, bits, group, tessera::PLAIN, units.data());
         packed_scales = arranged_numbers(scales);
         packed_minima = arranged_numbers(minima);
         packed_zeros = arranged<uint8_t>([&](int64_t i) { return zeros[i]; });
+        packed_factors = arranged<int8_t>([&](int64_t i) { return factors[i]; });
+        packed_minimum_factors = arranged<int8_t>([&](int64_t i) { return minimum_factors[i]; });
+        const bool factored = form.run_shift >= 0;
+        const int zero = form.minima ? 0 : form.format == tessera::TABLE ? 128 : 1 << (bits - 1);
         quantized = {packed_scales.data(), form.minima ? packed_minima.data() : nullptr,
+                     factored ? (const int8_t*)packed_factors.data() : nullptr,
+                     factored ? (const int8_t*)packed_minimum_factors.data() : nullptr,
                      form.zeros ? packed_zeros.data() : nullptr, form.ordered ? order.data() : nullptr, group,
-                     form.format, form.scale_type, form.digits,
-                     form.minima ? 0 : form.format == tessera::NIBBLES ? 8 : 128, {}};
+                     form.format, form.scale_type, form.digits, zero, std::max(form.run_shift, 0), {}};
         for (int i = 0; i < 16; i++) quantized.table[i] = (uint8_t)(NUMBERS[i] + 128);
         layer = {units.data(), nullptr, inputs, outputs, tessera::PLAIN, tessera::WIDE, &quantized};
     }
@@ -156,8 +177,8 @@ inline std::vector<float> coded_sums(const Coded& coded, const std::vector<float
                 float sum = (float)high;
                 if (coded.form.digits == 2) sum = std::fma(sum, 128.0f, (float)low);
                 const int64_t place = c * coded.groups + g;
-                y = std::fma(sum, coded.scales[place] * steps[g], y);
-                if (coded.form.minima) y = std::fma(coded.minima[place], shifts[g], y);
+                y = std::fma(sum, coded.scale(place) * steps[g], y);
+                if (coded.form.minima) y = std::fma(coded.minimum(place), shifts[g], y);
             }
             found.push_back(y);
         }
@@ -210,6 +231,21 @@ void check_quantized() {
                 if (format == TABLE) continue;
                 check_coded<T>(check, {format, digits, type, group, true, false, false}, PANEL - 1, 198);
                 check_coded<T>(check, {format, digits, type, group, false, true, group == 64}, 2 * PANEL, 198);
+            }
+    for (int digits : {1, 2})
+        for (int format : {FIVES, SIXES})
+            for (int64_t group : {0, 32, 128}) {
+                const int type = (int)(group / 4 + digits) % 3;
+                check_coded<T>(check, {format, digits, type, group, false, false, group == 32}, PANEL + 3, 198);
+                check_coded<T>(check, {format, digits, type, group, false, true, false}, 5, 1090);
+            }
+    for (int digits : {1, 2})
+        for (int format : {BYTES, NIBBLES, TABLE, FIVES, SIXES})
+            for (int run_shift : {0, 1, 3}) {
+                const int type = (run_shift + digits) % 3;
+                check_coded<T>(check, {format, digits, type, 32, false, false, false, run_shift}, PANEL + 3, 454);
+                if (format != TABLE)
+                    check_coded<T>(check, {format, digits, type, 32, false, true, false, run_shift}, PANEL - 1, 454);
             }
     for (int digits : {1, 2}) check_coded<T>(check, {BYTES, digits, FLOAT32, 0, false, false, false}, PANEL, 4100);
 }
