@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import fields
 
+import numpy as np
 from torch import Tensor
 
 from services.decoder.worker.plans.plan import Plan
@@ -81,12 +82,9 @@ class DecoderMeasures:
         self._prepare_us = self._forward_us = self._sample_us = self._queue_us = 0
         self._computed = self._sampled = self._failed_rows = 0
 
-    def accepted(self, plan: Plan) -> None:
-        """A plan is to be computed."""
+    def answered(self, plan: Plan, result: StepResult) -> None:
+        """A step's result has left. The plan has the drafts that were run."""
         self._computed += int(plan.row_count.sum())
-
-    def answered(self, result: StepResult) -> None:
-        """A step's result has left."""
         times = result.times
         prepare, forward, sample = times.prepare_us, times.forward_us, times.sample_us
         self._prepare_us += prepare
@@ -94,7 +92,10 @@ class DecoderMeasures:
         self._sample_us += sample
         self._queue_us += times.queue_us
         self._step.add((prepare + forward + sample) / 1e6)
-        self._sampled += len(result.tokens) // 4
+        chosen = len(result.tokens) // 4
+        if result.accepted:  # behind a draft that was wrong there is -1
+            chosen = int((np.frombuffer(result.tokens, "<i4") >= 0).sum())
+        self._sampled += chosen
         self._failed_rows += len(result.failed)
 
     def read(self) -> Iterator[Measured]:

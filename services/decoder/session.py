@@ -1,6 +1,7 @@
 """One binding to one scheduler: its plans go to the compute thread, results come back."""
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import contextmanager
 
@@ -51,7 +52,7 @@ class Session:
         self._outbox: asyncio.Queue[StepsResponse | ServingError] = asyncio.Queue()
         self._ended = False  # read by the compute thread: plans that wait are not run any more
         self._last_step = 0
-        self._unanswered = 0
+        self._unanswered: deque[Plan] = deque()
         self._heard = self._loop.time()
         worker.embeddings.listen(self._report)
         worker.adapters.listen(self._report_soon)
@@ -110,14 +111,13 @@ class Session:
             raise InvalidRequest(
                 "INVALID_PLAN", f"step plan: step {message.step} follows {self._last_step}"
             )
-        if self._unanswered >= PLANS_IN_FLIGHT:
+        if len(self._unanswered) >= PLANS_IN_FLIGHT:
             raise InvalidRequest(
                 "INVALID_PLAN", f"step plan: more than {PLANS_IN_FLIGHT} are unanswered"
             )
         self._last_step += 1
-        self._unanswered += 1
         plan = self._worker.accept(message)
-        self._measures.accepted(plan)
+        self._unanswered.append(plan)
         arrived = monotonic()
         self._executor.submit(lambda: self._run(plan, arrived))
 
@@ -163,9 +163,9 @@ class Session:
         self.end(error)
 
     def _answer(self, result: StepResult) -> None:
-        self._unanswered -= 1
+        plan = self._unanswered.popleft()
         self._outbox.put_nowait(StepsResponse(result=result))
-        self._measures.answered(result)
+        self._measures.answered(plan, result)
 
     def _report(self) -> None:
         """Says at once what became of artifacts and adapters: the scheduler may have no step to run until it hears."""

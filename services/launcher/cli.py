@@ -109,13 +109,12 @@ def run(arguments: list[str]) -> int:
     try:
         _help(name, rest)
         command = _load(name)
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        return int(command.main(rest))  # which may import more
     except ModuleNotFoundError as error:
         print(f"tessera: {_remedy(error)}", file=sys.stderr)
         return 1
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    status: int = command.main(rest)
-    return status
 
 
 def version() -> str:

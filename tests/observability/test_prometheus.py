@@ -66,7 +66,9 @@ def prometheus(system: System, pages: dict[str, str], tmp_path_factory: Any) -> 
     (folder / "local.yml").write_text(text)
     (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}"
-    command = ["prometheus", "--config.file=local.yml", f"--web.listen-address=127.0.0.1:{port}"]
+    # Debian's own default is a folder that all share.
+    command = ["prometheus", "--config.file=local.yml", "--storage.tsdb.path=data"]
+    command.append(f"--web.listen-address=127.0.0.1:{port}")
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
     try:
@@ -84,7 +86,7 @@ def prometheus(system: System, pages: dict[str, str], tmp_path_factory: Any) -> 
 def _until(is_so: Any, log: Path, within_s: float = 60.0) -> None:
     deadline = time.monotonic() + within_s
     while True:
-        with contextlib.suppress(httpx.TransportError):
+        with contextlib.suppress(httpx.TransportError, json.JSONDecodeError):  # it begins
             if is_so():
                 return
         assert time.monotonic() < deadline, log.read_text()
@@ -178,9 +180,11 @@ def test_what_was_served_is_counted_at_every_stage(prometheus: str) -> None:
     assert value("tessera_encoder_rows_total") > 0
     assert value("sum(tessera_scheduler_taken_requests_total)") == requests
     tokens = value("tessera_decoder_sampled_tokens_total")
-    assert tokens == value("sum(vllm:generation_tokens_total)") == 16 * requests
+    # Right drafts may reach beyond an answer's end: they were chosen, and are nobody's.
+    assert value("sum(vllm:generation_tokens_total)") == 16 * requests <= tokens
     computed = value("tessera_decoder_computed_tokens_total")
-    assert computed == value("sum(tessera_scheduler_step_planned_tokens_sum)")
+    # A plan says how many drafts there may be.
+    assert tokens <= computed <= value("sum(tessera_scheduler_step_planned_tokens_sum)")
     assert value("sum(tessera_scheduler_kv_blocks{state='used'})") == 0
     assert value("sum(tessera_process_ready)") == PAGES  # the five services and Redis
     assert value("tessera_decoder_bound") == 1
@@ -190,5 +194,5 @@ def test_the_alerts_are_loaded_and_silent(prometheus: str) -> None:
     groups = httpx.get(f"{prometheus}/api/v1/rules").json()["data"]["groups"]
     rules = [rule for group in groups for rule in group["rules"]]
     assert len(rules) == (ROOT / "deploy/prometheus/alerts.yml").read_text().count("- alert:")
-    assert {rule["state"] for rule in rules} == {"inactive"}
+    assert [rule["name"] for rule in rules if rule["state"] != "inactive"] == []
     assert {rule["health"] for rule in rules} <= {"ok", "unknown"}

@@ -89,7 +89,8 @@ async def test_a_prometheus_keeps_them(traced: Stage, tmp_path: Path) -> None:
     target = traced.gateway.url.removeprefix("http://")
     (tmp_path / "p.yml").write_text(CONFIG.format(target=target))
     (port,) = free_ports(1)
-    command = ["prometheus", "--config.file=p.yml", f"--web.listen-address=127.0.0.1:{port}"]
+    command = ["prometheus", "--config.file=p.yml", "--storage.tsdb.path=data"]
+    command.append(f"--web.listen-address=127.0.0.1:{port}")
     command.append("--enable-feature=exemplar-storage")
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log)
