@@ -92,9 +92,15 @@ class ForkServers:
         """Ends them; processes that are wanted later are started."""
         process, self._process = self._process, None
         if process is not None:
+            # The others of its group become children of this process when it has ended, and are collected too.
+            _adopt_orphans(True)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            with contextlib.suppress(ChildProcessError):
+                while True:
+                    os.waitpid(-process.pid, 0)
+            _adopt_orphans(False)
         for control in self._controls:
             if control.fileno() >= 0:
                 # Whoever waits for an answer reads the end; closed at once it would wait for ever.
@@ -121,5 +127,10 @@ def _can_fork() -> bool:
         os.close(os.pidfd_open(os.getpid()))
     except OSError:
         return False
+    return _adopt_orphans(False)
+
+
+def _adopt_orphans(wanted: bool) -> bool:
+    """Whether this system can make this process the parent of those below it whose parent ends. Source: prctl(2)."""
     libc = ctypes.CDLL(None, use_errno=True)
-    return bool(libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0) == 0)
+    return bool(libc.prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0) == 0)
