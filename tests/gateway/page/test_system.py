@@ -103,6 +103,10 @@ async def test_the_page_of_the_system_is_live(stage: Stage, browser: Browser) ->
         page = chat.page
         await expect(page.locator(".card", has_text="preprocess").first).to_contain_text("1")
         await expect(page.locator(".decoder").first).to_contain_text("blocks")
+        # The page is longer than the window, and has one colour to its end.
+        colours = "[document.documentElement, document.body].map(e => getComputedStyle(e).backgroundColor)"
+        above, below = await page.evaluate(colours)
+        assert above == below
         assert (await stage.chat(temperature=9)).status_code == 400
         await expect(page.locator("td", has_text="invalid_value").first).to_contain_text("400")
         balancer.move([])
