@@ -84,9 +84,8 @@ class _History:
     def __init__(self, shares: list[float]) -> None:
         self.pairs = _Pairs()
         self._shares = shares  # of guesses that were right, by how many tokens agreed
-        self.found: list[
-            int
-        ] = []  # what may come from the place `at` on, where so many tokens agreed
+        # What may come from the place `at` on, where so many tokens agreed.
+        self.found: list[int] = []
         self.at = self.agreed = 0
 
     def compare(self, tokens: Ints, usual: list[float]) -> None:

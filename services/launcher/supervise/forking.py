@@ -40,9 +40,8 @@ class ForkedProcess:
         """Raises ProcessLookupError if it has ended."""
         if self.returncode is not None:
             raise ProcessLookupError
-        os.kill(
-            self.pid, number
-        )  # not another's: the number is free only when it has been collected
+        # Not another process: the number is free only when this one has been collected.
+        os.kill(self.pid, number)
 
     def _collect(self) -> None:
         self._loop.remove_reader(self._descriptor)

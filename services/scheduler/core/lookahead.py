@@ -16,9 +16,8 @@ _MOST_LOST, _MOST_SAVED = 0.25, 1.0
 _LARGEST_STEP = 2.0  # times that of one without drafts: more is the machine's doing
 # A sequence whose drafts do not pay gets one after so many tokens, then after twice as many, ...
 _FIRST_PROBE, _LAST_PROBE = 16, 512
-_MISSES = (
-    4  # rows in a row for which there was no draft, until a sequence is asked for some less often
-)
+# Times that a row had no draft, one after the other, until its sequence is asked for some less often.
+_MISSES = 4
 _ASKED_EVERY = 8  # steps, then
 _LOOKED_AT_EVERY = 8  # tokens of a sequence that gets none
 # Shares of a step's error that are taken over, by steps of its size and by all.
