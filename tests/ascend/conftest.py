@@ -12,7 +12,7 @@ if IS_SIMULATED:
     import torch
     import torch_npu
 
-    from services.decoder.devices.npu import trials
+    from services.decoder.devices.npu.trials import trials
     from shared import operation_check
     from tests.ascend.simulator import counters, faults, runtime, streams
 

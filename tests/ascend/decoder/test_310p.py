@@ -27,9 +27,9 @@ with tempfile.TemporaryDirectory(dir="/tmp") as socket:
 
 _CHECK = """
 import json, torch
-from services.decoder.devices.npu import trials
+from services.decoder.devices.npu.trials import trials
 from services.decoder.devices.npu.check import result_of_forms
-from services.decoder.devices.npu.check_cases import Cases
+from services.decoder.devices.npu.checks.check_cases import Cases
 from services.decoder.devices.npu.device import NpuDevice
 from services.decoder.devices.npu.errors import explain
 from services.decoder.devices.npu.forms import Heads, Writing
@@ -97,7 +97,7 @@ def test_what_it_does_not_have_is_refused(
 
 _ATTEND = """
 import json, torch
-from services.decoder.devices.npu import trials
+from services.decoder.devices.npu.trials import trials
 from services.decoder.devices.npu.device import NpuDevice
 from services.decoder.steps.attention_meta import KVSpec
 from tests.ascend.decoder.test_ops import Pair, random

@@ -9,13 +9,14 @@ import torch
 import torch_npu
 from torch_npu.npu import NPUGraph
 
-from services.decoder.devices.npu import ranks_check, trials
 from services.decoder.devices.npu.check import result_of_forms
-from services.decoder.devices.npu.check_cases import Cases
-from services.decoder.devices.npu.check_steps import StepCases
+from services.decoder.devices.npu.checks import ranks_check
+from services.decoder.devices.npu.checks.check_cases import Cases
+from services.decoder.devices.npu.checks.check_steps import StepCases
 from services.decoder.devices.npu.device import NpuDevice
 from services.decoder.devices.npu.errors import explain
 from services.decoder.devices.npu.forms import Asked, Coded, Heads, Writing
+from services.decoder.devices.npu.trials import trials
 from shared.operation_check import Case, Result, try_case
 
 Arguments = dict[str, Any]

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.npu.attention_call import attention_calls
-from services.decoder.devices.npu.telling_batch import TellingBatch
+from services.decoder.devices.npu.trials.telling_batch import TellingBatch
 from services.decoder.steps.attention_meta import KVSpec
 from tests.support.decoder.fused_kernel import FAULTS, fused_attention
 

@@ -11,9 +11,9 @@ from functools import partial
 
 import torch
 
-from services.decoder.devices.npu import ranks_check, trials
-from services.decoder.devices.npu.check_cases import Cases
-from services.decoder.devices.npu.check_steps import StepCases
+from services.decoder.devices.npu.checks import ranks_check
+from services.decoder.devices.npu.checks.check_cases import Cases
+from services.decoder.devices.npu.checks.check_steps import StepCases
 from services.decoder.devices.npu.device import NpuDevice
 from services.decoder.devices.npu.errors import explain
 from services.decoder.devices.npu.forms import (
@@ -26,6 +26,7 @@ from services.decoder.devices.npu.forms import (
     Weights,
     Writing,
 )
+from services.decoder.devices.npu.trials import trials
 from shared.ascend import is_310p, npu_name
 from shared.operation_check import Result, print_results, seconds_of, try_case
 

@@ -16,12 +16,12 @@ from services.decoder.devices.base.device import Device, Memory
 from services.decoder.devices.base.graphs import Forward, Graphs
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.staging import Event
-from services.decoder.devices.npu import survived
 from services.decoder.devices.npu.errors import translate
 from services.decoder.devices.npu.forms import Choice
 from services.decoder.devices.npu.graphs import NpuGraphs
 from services.decoder.devices.npu.ops import NpuOps
 from services.decoder.devices.npu.ops_310p import Npu310POps
+from services.decoder.devices.npu.trials import survived
 from shared import numerics
 from shared.ascend import is_310p, npu_name
 from shared.errors import ServingError, Unavailable

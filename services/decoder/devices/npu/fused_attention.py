@@ -11,7 +11,7 @@ from torch import Tensor
 from services.decoder.devices.npu.attention_call import AttentionCall
 from services.decoder.devices.npu.forms import Form, Heads
 from services.decoder.devices.npu.schemas import supports
-from services.decoder.devices.npu.telling_batch import TellingBatch
+from services.decoder.devices.npu.trials.telling_batch import TellingBatch
 from services.decoder.steps.attention_meta import PagedKV
 
 TND_SIZES = (64, 128, 192)

@@ -23,7 +23,6 @@ from services.decoder.devices.npu import (
     fused_attention,
     grouped_experts,
     tiled_weights,
-    trials,
 )
 from services.decoder.devices.npu.attention_call import attention_calls
 from services.decoder.devices.npu.coded_linear import CodedLinear
@@ -43,9 +42,10 @@ from services.decoder.devices.npu.forms import (
 from services.decoder.devices.npu.fused_attention import FusedAttention, padded_size
 from services.decoder.devices.npu.grouped_experts import GroupedExperts, numbers_of
 from services.decoder.devices.npu.schemas import supports
-from services.decoder.devices.npu.telling_codes import codes_error
-from services.decoder.devices.npu.telling_experts import experts_error, routing_error
-from services.decoder.devices.npu.telling_rows import write_error
+from services.decoder.devices.npu.trials import trials
+from services.decoder.devices.npu.trials.telling_codes import codes_error
+from services.decoder.devices.npu.trials.telling_experts import experts_error, routing_error
+from services.decoder.devices.npu.trials.telling_rows import write_error
 from services.decoder.steps.attention_meta import AttnMeta, KVSpec, Packed, PagedKV
 from shared.ascend import atb_fault
 from shared.weights.coded_rows import CodedRows, Table

@@ -16,8 +16,8 @@ from services.decoder.devices.npu import tiled_attention, tiled_weights
 from services.decoder.devices.npu.forms import Form, Heads
 from services.decoder.devices.npu.fused_attention import padded_size
 from services.decoder.devices.npu.ops import NpuKV, NpuOps
-from services.decoder.devices.npu.telling_batch import TellingBatch
 from services.decoder.devices.npu.tiled_attention import NZ, TILE, divided
+from services.decoder.devices.npu.trials.telling_batch import TellingBatch
 from services.decoder.steps.attention_meta import AttnMeta, KVSpec, PagedKV
 from shared.errors import InvalidRequest
 

@@ -17,7 +17,7 @@ _fused = partial(Break, file=f"{DECODER}/devices/npu/fused_attention.py")
 _call = partial(Break, file=f"{DECODER}/devices/npu/attention_call.py")
 _ops = partial(Break, file=f"{DECODER}/devices/npu/ops.py")
 _tiled = partial(Break, file=f"{DECODER}/devices/npu/tiled_attention.py")
-_telling = partial(Break, file=f"{DECODER}/devices/npu/telling_batch.py")
+_telling = partial(Break, file=f"{DECODER}/devices/npu/trials/telling_batch.py")
 _V1 = """            num_heads=q.shape[-2],
             num_key_value_heads=num_kv,
             scale=options.scale,"""

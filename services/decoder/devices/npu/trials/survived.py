@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from services.decoder.devices.npu.kept_trials import place_of
+from services.decoder.devices.npu.trials.kept_trials import place_of
 
 _SUFFIX = ".begun"
 

@@ -1,5 +1,6 @@
 """Whether HCCL joins all NPUs that this process sees: `results` starts a process for each, the program
-`python -m services.decoder.devices.npu.ranks_check RANK RANKS MEETING`, of which the first prints what came of it."""
+`python -m services.decoder.devices.npu.checks.ranks_check RANK RANKS MEETING`, of which the first prints what came of
+it."""
 
 import os
 import subprocess
@@ -27,7 +28,7 @@ from shared.settings import (
     unless_set,
 )
 
-_ROOT = Path(__file__).parents[4]
+_ROOT = Path(__file__).parents[5]
 _LONGEST_S = 300.0
 # A step of one row of a model with 7 billion parameters, and one of many rows.
 _ROWS, _HIDDEN = (1, 2048), 3584

@@ -1,5 +1,5 @@
-"""`python -m services.decoder.devices.npu.trial_program REQUEST`: tries forms for `trials.py`, and prints a JSON object
-for each. It ends behind one that leaves the device useless for this process."""
+"""`python -m services.decoder.devices.npu.trials.trial_program REQUEST`: tries forms for `trials.py`, and prints a JSON
+object for each. It ends behind one that leaves the device useless for this process."""
 
 import json
 import sys
@@ -9,7 +9,7 @@ import torch
 
 from services.decoder.devices.npu.device import NpuDevice
 from services.decoder.devices.npu.forms import KINDS, Form
-from services.decoder.devices.npu.trials import to_json
+from services.decoder.devices.npu.trials.trials import to_json
 
 
 def main(text: str) -> None:

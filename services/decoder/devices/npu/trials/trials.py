@@ -13,13 +13,13 @@ import structlog
 import torch
 
 from services.decoder.devices.npu.forms import Asked, Form, Trial
-from services.decoder.devices.npu.kept_trials import KeptTrials
+from services.decoder.devices.npu.trials.kept_trials import KeptTrials
 from shared.child_process.die_with_parent import die_with_parent
 from shared.settings import child_environment, python_path
 
 log = structlog.get_logger(__name__)
 
-_ROOT = Path(__file__).parents[4]
+_ROOT = Path(__file__).parents[5]
 _LONGEST_S = 300.0  # of a trial; a kernel may be compiled before its first call
 
 Attempt = tuple[Asked, Form]

@@ -11,7 +11,7 @@ from torch import Tensor
 from services.decoder.devices.base.graphs import Graphs
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.npu.device import NpuDevice
-from services.decoder.devices.npu.telling_batch import TellingBatch
+from services.decoder.devices.npu.trials.telling_batch import TellingBatch
 from services.decoder.sampling.device_sampler import Draws, draw, largest
 from services.decoder.sampling.truncation import Truncation
 from services.decoder.steps.attention_meta import KVSpec, PagedKV

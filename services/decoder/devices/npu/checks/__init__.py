@@ -1,0 +1,1 @@
+"""What `tessera doctor --npu` runs, beside the trials: operations, whole steps, and several cards."""
