@@ -11,7 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -44,6 +44,7 @@ class ForkServers:
         self._groups: list[Group] = []
         self._controls: list[socket.socket] = []
         self._servers: dict[int, ForkServer] = {}
+        self._forget: Callable[[], None] | None = None  # ends the watch for their end
         self.use(groups)
 
     def use(self, groups: Sequence[Group]) -> None:
@@ -78,9 +79,12 @@ class ForkServers:
         self._controls = [pair[0] for pair in pairs]
 
     def of(self, service: str, variables: Mapping[str, str]) -> "ForkServer | None":
-        """The one that has imported a service's libraries with these variables set, if there is one."""
-        from services.launcher.supervise.forking import ForkServer
+        """The one that has imported a service's libraries with these variables set, if there is one. Called in an event
+        loop, where all of them are collected when they end before their time."""
+        from services.launcher.supervise.forking import ForkServer, call_at_end
 
+        if self._process is not None and self._forget is None:
+            self._forget = call_at_end(self._process.pid, self.close)
         for number, group in enumerate(self._groups):
             if service in group.services and group.variables == variables:
                 if number not in self._servers:
@@ -91,6 +95,9 @@ class ForkServers:
     def close(self) -> None:
         """Ends them; processes that are wanted later are started."""
         process, self._process = self._process, None
+        forget, self._forget = self._forget, None
+        if forget is not None:
+            forget()
         if process is not None:
             # The others of its group become children of this process when it has ended, and are collected too.
             _adopt_orphans(True)

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import structlog
 
@@ -16,6 +16,19 @@ log = structlog.get_logger(__name__)
 _LONGEST_REQUEST = 128 << 10  # bytes: the half of what a socket takes
 _PR_SET_CHILD_SUBREAPER = 36
 _libc = ctypes.CDLL(None, use_errno=True)
+
+
+def call_at_end(pid: int, call: Callable[[], None]) -> Callable[[], None]:
+    """Calls `call` on the running event loop when a child process has ended, which `call` collects. The function that
+    it returns ends the watch."""
+    loop, descriptor = asyncio.get_running_loop(), os.pidfd_open(pid)
+
+    def forget() -> None:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+    loop.add_reader(descriptor, call)
+    return forget
 
 
 class ForkedProcess:
@@ -27,10 +40,8 @@ class ForkedProcess:
         """In an event loop."""
         self.pid = pid
         self.returncode: int | None = None
-        self._loop = asyncio.get_running_loop()
-        self._ended: asyncio.Future[int] = self._loop.create_future()
-        self._descriptor = os.pidfd_open(pid)
-        self._loop.add_reader(self._descriptor, self._collect)
+        self._ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._forget = call_at_end(pid, self._collect)
 
     async def wait(self) -> int:
         """Waits for its end; its exit status, negative for a signal."""
@@ -44,8 +55,7 @@ class ForkedProcess:
         os.kill(self.pid, number)
 
     def _collect(self) -> None:
-        self._loop.remove_reader(self._descriptor)
-        os.close(self._descriptor)
+        self._forget()
         _, status = os.waitpid(self.pid, 0)
         self.returncode = os.waitstatus_to_exitcode(status)
         self._ended.set_result(self.returncode)

@@ -1,5 +1,6 @@
 """`tessera serve` forks its services from processes that have imported their libraries: each is one of its own."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -35,12 +36,12 @@ def until(condition: Callable[[], bool], what: str, within_s: float = 180) -> No
 
 
 def fork_servers(system: System) -> list[psutil.Process]:
-    return [
-        child
-        for child in psutil.Process(system.pid).children(recursive=True)
-        if child.status() != psutil.STATUS_ZOMBIE
-        and any(word.endswith("fork_server.py") for word in child.cmdline())
-    ]
+    found = []
+    for child in psutil.Process(system.pid).children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # or it is not collected yet
+            if any(word.endswith("fork_server.py") for word in child.cmdline()):
+                found.append(child)
+    return found
 
 
 def ends(pid: int) -> set[str]:
@@ -128,9 +129,11 @@ def test_a_service_that_is_told_to_end_ends_with_status_0(system: System) -> Non
 def test_without_fork_servers_services_go_on_and_are_started(system: System) -> None:
     expected = ask(system)
     before = system.pids()
-    for process in fork_servers(system):
-        process.kill()
+    killed = [process.pid for process in fork_servers(system)]
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
     until(lambda: not fork_servers(system), "the end of the fork servers")
+    until(lambda: not any(map(psutil.pid_exists, killed)), "that the launcher collects them")
     for service in ("decoder", "gateway"):
         pid = system.kill(service)
         until(replaced(system, service, pid), f"another {service}")
