@@ -25,6 +25,7 @@ MEASUREMENTS = {
         "attention": "attention by every instruction set of this machine",
         "cache_codes": "attention of tokens to keys and values of 8 bits, beside bfloat16",
         "step": "a step of the decoder alone, with and without what makes it fast",
+        "bound": "a step of the decoder beside what reading its weights takes at the memory's bandwidth",
         "roofline": "projected milliseconds of a step on Ascend NPUs, from bytes and operations",
         "grammar": "a step of the decoder with and without a JSON schema for its sequences",
         "backends": "a step of the decoder by our layers and by those of transformers",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shared.cpu_kernels import binding
 from shared.cpu_kernels.binding import Kernels
-from shared.cpu_kernels.host_memory import zeros_in_huge_pages
+from shared.cpu_kernels.host_memory import lasting_zeros
 from shared.weights.quantized_weight import Numbers
 
 # Element types that the kernels know, by their numbers there.
@@ -100,7 +100,7 @@ class _Panels:
         step = kernels.step
         steps = -(-self._whole // step) * step if self._kind else self._whole
         count = count_panels(kernels, self._outputs, epilogue)
-        self._memory = zeros_in_huge_pages((count, steps * kernels.panel), dtype, touch=False)
+        self._memory = lasting_zeros((count, steps * kernels.panel), dtype)
 
     def fill(self, first: int, weight: Tensor) -> None:
         """Panels from number `first` on, with as many rows as they have."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from shared.cpu_kernels import binding
 from shared.cpu_kernels.binding import Kernels
-from shared.cpu_kernels.host_memory import zeros_in_huge_pages
+from shared.cpu_kernels.host_memory import lasting_zeros
 from shared.cpu_kernels.packed_linear import (
     PackedLinear,
     arrange,
@@ -104,7 +104,7 @@ class _CodePanels:
         units = whole * -(-self._group // unit) + -(-rest // unit)
         count = count_panels(kernels, self._outputs, epilogue)
         shape = (count, units * size // 4, kernels.panel)
-        self._memory = zeros_in_huge_pages(shape, torch.int32, touch=False)
+        self._memory = lasting_zeros(shape, torch.int32)
         # Of each part, in the order of panels.
         self._beside: dict[str, list[Tensor]] = {name: [] for name in _BESIDE}
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shared.cpu_kernels import binding
 from shared.cpu_kernels.binding import Kernels
-from shared.cpu_kernels.host_memory import zeros_in_huge_pages
+from shared.cpu_kernels.host_memory import lasting_zeros
 from shared.cpu_kernels.packed_linear import TYPES, PackedLinear
 
 MOST_ROWS = 4  # of one call
@@ -41,7 +41,7 @@ def make(kernels: Kernels, weight: Tensor) -> Shortlist | None:
     rows = weight.contiguous()
     panel = kernels.panel
     panels, padded = -(-outputs // panel), -(-inputs // 4) * 4
-    sketch = zeros_in_huge_pages((panels, padded * panel), torch.uint8, touch=False)
+    sketch = lasting_zeros((panels, padded * panel), torch.uint8)
     columns = torch.empty((panels, _KNOWN, panel))
     call = binding.Shortlist(sketch.data_ptr(), columns.data_ptr(), padded)
     kernels.sketch(TYPES[weight.dtype], rows.data_ptr(), outputs, inputs, ctypes.byref(call))

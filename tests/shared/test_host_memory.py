@@ -2,16 +2,20 @@
 
 import ctypes
 import time
+from itertools import pairwise
 
+import psutil
 import pytest
 import torch
 from torch import Tensor
 
 from shared.cpu_kernels import host_memory
-from shared.cpu_kernels.host_memory import zeros_in_huge_pages
+from shared.cpu_kernels.host_memory import lasting_zeros, zeros_in_huge_pages
 
 _SIZE = 16 << 20
 _PAGE = 4096
+_HUGE_PAGE = 2 << 20
+_HALF_CHUNK = 32 << 20
 
 
 def present(tensor: Tensor) -> float:
@@ -43,3 +47,37 @@ def test_reserved_pages_are_populated_after_the_start(no_others: None) -> None:
         time.sleep(0.01)
     assert present(lazy) == 0
     assert not kept.any()
+
+
+def test_a_tensor_of_its_own_begins_with_a_huge_page() -> None:
+    for size in (100, _SIZE - 4, _SIZE + 4):
+        tensor = zeros_in_huge_pages((size,), torch.uint8)
+        assert tensor.data_ptr() % _HUGE_PAGE == 0
+        assert tensor.untyped_storage().nbytes() == size
+
+
+def test_lasting_tensors_lie_beside_each_other() -> None:
+    """So that small pages, which are at the ends of a mapping, are few."""
+    shapes = [(1152, 896), (3, 5), (896, 896), (4864, 896)] * 6
+    tensors = [lasting_zeros(shape, torch.float32) for shape in shapes]
+    places = sorted((tensor.data_ptr(), tensor.nbytes) for tensor in tensors)
+    mappings = 1
+    for (place, size), (following, _) in pairwise(places):
+        assert place % _PAGE == 0
+        assert following >= place + size
+        mappings += following >= place + size + _PAGE
+    assert mappings <= 1 + sum(size for _, size in places) // _HALF_CHUNK
+    for number, tensor in enumerate(tensors):
+        assert not tensor.any()
+        tensor.fill_(number)
+    for number, (tensor, shape) in enumerate(zip(tensors, shapes, strict=True)):
+        assert tensor.shape == shape
+        assert (tensor == number).all()
+
+
+def test_their_memory_is_given_back_with_the_last_of_them() -> None:
+    before = psutil.Process().memory_info().rss
+    tensors = [lasting_zeros((_SIZE,), torch.uint8).fill_(1) for _ in range(16)]
+    assert psutil.Process().memory_info().rss > before + 15 * _SIZE
+    tensors.clear()
+    assert psutil.Process().memory_info().rss < before + 5 * _SIZE  # a chunk stays for the next one

@@ -226,16 +226,17 @@ static void run_panels(Pool& pool, LinearCall& call, int64_t panel_bytes, Pool::
     const int64_t most = alone ? 1 : std::min<int64_t>(call.panels, 16 * pool.threads());
     call.panels_each = (call.panels + most - 1) / most;
     const int64_t tiles = (call.panels + call.panels_each - 1) / call.panels_each;
+    const int64_t inputs = call.added ? call.added->tiles : 0;
     if (call.added) {
         call.added->panels = call.panels;
-        call.added->ahead = call.panels_each * pool.threads();
+        call.added->ahead = call.panels_each;
     }
     static thread_local std::vector<Largest> found;
     if (layer.result == LARGEST) {
         found.resize(tiles * call.rows);
         call.largest = found.data();
     }
-    pool.run((int)tiles + (call.added ? call.added->tiles : 0), work, context);
+    pool.run((int)(inputs + tiles), (int)inputs, work, context);
     if (layer.result != LARGEST) return;
     auto* results = (Largest*)call.y;
     for (int64_t r = 0; r < call.rows; r++) {

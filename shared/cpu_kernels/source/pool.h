@@ -1,8 +1,9 @@
 // A pool of threads for regions of a few microseconds to some hundred milliseconds.
 //
-// A region is a number of tiles that the threads take one after the other, so that a thread which
-// another process delays costs no more than its tile. Between regions the threads spin for some
-// microseconds, then sleep.
+// A region is a number of tiles that the threads take one after the other, so that a thread which another process delays
+// costs no more than its tile. Tiles whose memory follows each other's are best taken by one thread, which the processor
+// then reads ahead for: of those each thread has a run, and takes others' when it has none left. Between regions the
+// threads spin for some microseconds, then sleep.
 #pragma once
 
 #include <linux/futex.h>
@@ -21,8 +22,8 @@ class Pool {
 public:
     typedef void (*Work)(void* context, int tile);
 
-    explicit Pool(int threads) {
-        for (int i = 1; i < threads; i++) workers_.emplace_back([this] { serve(); });
+    explicit Pool(int threads) : runs_(threads + 1) {
+        for (int i = 1; i < threads; i++) workers_.emplace_back([this, i] { serve(i); });
     }
 
     ~Pool() {
@@ -42,48 +43,69 @@ public:
 #endif
     }
 
-    // Runs work(context, 0 .. tiles - 1). A second caller meanwhile does its tiles alone.
-    void run(int tiles, Work work, void* context) {
+    // Runs work(context, 0 .. tiles - 1), each tile taken by whoever comes. A second caller meanwhile does its tiles alone.
+    void run(int tiles, Work work, void* context) { run(tiles, tiles, work, context); }
+
+    // The same for tiles of which only the first `shared` ones are taken so, and before all others: the others are divided
+    // among the threads in their order.
+    void run(int tiles, int shared, Work work, void* context) {
         if (workers_.empty() || tiles == 1 || busy_.exchange(true)) {
             for (int tile = 0; tile < tiles; tile++) work(context, tile);
             return;
         }
-        const uint64_t region = (state_.load() >> 32) + 1;
-        // Closed first: a thread that still works on the last region must not take a tile of this one with
-        // the number of tiles of that one.
-        state_.store(region << 32 | UINT32_MAX);
+        // Closed first: a thread that still works on the last region must not take a tile of this one with the ends of
+        // that one.
+        const uint64_t region = ++regions_ << 32;
+        for (Run& one : runs_) one.next.store(region | UINT32_MAX);
         work_ = work;
         context_ = context;
-        tiles_.store(tiles);
+        tiles_ = tiles;
+        taken_.store(0);
         done_.store(0);
-        state_.store(region << 32);
+        int first = 0;
+        for (int i = 0; i <= threads(); i++) {
+            const int end = shared + (int)((int64_t)(tiles - shared) * i / threads());
+            runs_[i].end.store((uint32_t)end);
+            runs_[i].next.store(region | (uint32_t)first);
+            first = end;
+        }
         announce();
-        take();
+        take(0);
         while (done_.load(std::memory_order_acquire) < tiles) pause();
         busy_.store(false);
     }
 
 private:
-    // Takes tiles of the current region until there are none.
-    void take() {
-        uint64_t seen = state_.load();
-        while (true) {
-            const uint32_t tile = (uint32_t)seen;
-            if (tile >= (uint32_t)tiles_.load()) return;
-            if (!state_.compare_exchange_weak(seen, seen + 1)) continue;
-            work_(context_, (int)tile);
+    // Tiles that follow each other: the next one to be taken, below the number of its region, and their end.
+    struct alignas(64) Run {
+        std::atomic<uint64_t> next{UINT32_MAX};
+        std::atomic<uint32_t> end{0};
+    };
+
+    // Takes tiles of the current region until there are none: those for all, this thread's own, then others'.
+    void take(int thread) {
+        take_run(runs_[0]);
+        for (int i = 0; i < threads() && taken_.load() < tiles_.load(); i++) take_run(runs_[1 + (thread + i) % threads()]);
+    }
+
+    void take_run(Run& run) {
+        uint64_t seen = run.next.load();
+        while ((uint32_t)seen < run.end.load()) {
+            if (!run.next.compare_exchange_weak(seen, seen + 1)) continue;
+            taken_.fetch_add(1);
+            work_(context_, (int)(uint32_t)seen);
             done_.fetch_add(1, std::memory_order_release);
-            seen = state_.load();
+            seen = run.next.load();
         }
     }
 
-    void serve() {
+    void serve(int thread) {
         int known = 0;
         while (true) {
             wait(known);
             known = calls_.load();
             if (leaving_.load()) return;
-            take();
+            take(thread);
         }
     }
 
@@ -115,8 +137,10 @@ private:
 
     static constexpr long SPIN_NS = 50000;
 
-    std::atomic<uint64_t> state_{0};  // number of the region << 32 | next tile
+    std::vector<Run> runs_;  // the tiles for all, then each thread's
+    uint64_t regions_ = 0;
     std::atomic<int> tiles_{0};
+    std::atomic<int> taken_{0};
     std::atomic<int> done_{0};
     std::atomic<int> calls_{0};  // what sleepers wait for
     std::atomic<int> sleeping_{0};

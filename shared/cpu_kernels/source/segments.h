@@ -83,7 +83,7 @@ struct Added {
     std::atomic<int>* done;
     const Soon* soon;  // what the layer's next product has
     int64_t soon_count;
-    int64_t panels, ahead;  // of the product, and how many a thread is about to skip
+    int64_t panels, ahead;  // of the product, and how far ahead of a panel what is added is asked for
 
     // Until the last of those tiles, which other threads have, is done.
     void wait() const {

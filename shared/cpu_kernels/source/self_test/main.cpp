@@ -6,6 +6,7 @@
 
 #include "check_attention_order.h"
 #include "check_coded_attention.h"
+#include "check_pool.h"
 #include "check_quantized.h"
 #include "check_segments.h"
 #include "digest.h"
@@ -41,6 +42,7 @@ int main(int argc, char** argv) {
     }
     tessera_start(2);
     if (argc < 2 || std::strcmp(argv[1], "digests")) {
+        self_test::check_pool();
         check_all<tessera::Float32>();
         check_all<tessera::BFloat16>();
     }
