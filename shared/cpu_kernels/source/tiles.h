@@ -8,7 +8,9 @@
 // left out, and take eight of the 64 bytes of a configuration for what is read.
 #pragma once
 
-#if defined(__AMX_BF16__)
+#include "vectors.h"
+
+#if TESSERA_TILES
 
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -31,6 +33,14 @@ struct alignas(64) TileShapes {
         row_bytes[tile] = (uint16_t)bytes;
     }
 };
+
+#if defined(TESSERA_EMULATED_TILES)
+
+}  // namespace tessera
+
+#include "self_test/emulated_tiles.h"
+
+#else
 
 // Tiles are this thread's, and zero, until `release_tiles`: while they are in use a change of threads saves 8 KB more.
 static inline void shape_tiles(const TileShapes& shapes) {
@@ -77,4 +87,5 @@ static inline bool tiles_are_permitted() {
 
 }  // namespace tessera
 
+#endif
 #endif
