@@ -136,7 +136,8 @@ public:
                        (codes_.count == 1 || group_words % step_words_ == 0);
         group_bytes_ = group_words * WORD_BYTES;
         stride_ = call.rows.words_each / DIGITS * 4;
-        steps_each_ = inputs_.all_units() * rows_.count;
+        steps_ = inputs_.units(0);
+        last_steps_ = inputs_.units(inputs_.count - 1);
         TileShapes shapes;
         for (int tile : {0, 1, 4}) shapes.set(tile, rows_.upper * DIGITS);
         if (rows_.lower)
@@ -152,22 +153,25 @@ public:
     // added: [rows of the call][2], what adapters add, or null. next: whether the panel's neighbour comes next.
     void multiply(int64_t panel, const floats* added, bool next) {
         alignas(64) int32_t sums[2][GROUP_ROWS * PANEL];
-        const int64_t words = panel_words(codes_, q_.format);
+        const int64_t words = panel_words(codes_, q_.format), all_steps = inputs_.all_units() * rows_.count;
         const int32_t* w = layer_.panels + panel * words;
         const char* codes = as_they_lie_ ? (const char*)w : to_bytes(w);
         CodesAhead ahead;
         if (rows_.count == 1 && as_they_lie_)
             ahead = {codes + AHEAD_BYTES, step_words_ * WORD_BYTES / LINE};
         else if (next)
-            ahead = {(const char*)(w + words), (words * 4 / LINE + steps_each_ - 1) / steps_each_};
+            ahead = {(const char*)(w + words), (words * 4 / LINE + all_steps - 1) / all_steps};
         int turn = 0;
         int64_t waiting_row = -1, waiting = 0;
         for (int64_t group = 0; group < rows_.count; group++) {
             const int64_t row = rows_.row(group);
             const char* x = (const char*)call_.rows.words + row * DIGITS * stride_;
             for (int64_t g = 0; g < inputs_.count; g++, turn ^= 1) {
-                rows_.lower ? sum<true>(x, codes, g, ahead, sums[turn]) : sum<false>(x, codes, g, ahead, sums[turn]);
-                x += inputs_.units(g) * inputs_.unit;
+                const int64_t steps = g + 1 < inputs_.count ? steps_ : last_steps_;
+                const char* from = codes + g * group_bytes_;
+                rows_.lower ? sum<true>(x, from, steps, ahead, sums[turn])
+                            : sum<false>(x, from, steps, ahead, sums[turn]);
+                x += steps * inputs_.unit;
                 if (waiting_row >= 0) take_out(panel, waiting, waiting_row, sums[turn ^ 1], added);
                 waiting_row = row, waiting = g;
             }
@@ -185,10 +189,10 @@ private:
     }
 
     template <bool BOTH>
-    void sum(const char* x, const char* codes, int64_t g, CodesAhead& ahead, int32_t* sums) const {
+    void sum(const char* x, const char* codes, int64_t steps, CodesAhead& ahead, int32_t* sums) const {
         const int64_t upper = rows_.upper * DIGITS;
-        multiply_code_steps<BOTH>(x, x + upper * stride_, stride_, inputs_.unit, codes + g * group_bytes_,
-                                  inputs_.units(g), ahead, sums, sums + upper * PANEL);
+        multiply_code_steps<BOTH>(x, x + upper * stride_, stride_, inputs_.unit, codes, steps, ahead, sums,
+                                  sums + upper * PANEL);
     }
 
     // What the sums of group g, [a group's rows, digits, PANEL], add to its rows; after the last group these are done.
@@ -249,7 +253,7 @@ private:
     Running* best_;
     int64_t all_words_, step_words_, group_bytes_;  // of a panel's codes as bytes
     int64_t stride_;  // bytes between rows of digits
-    int64_t steps_each_;  // of a panel
+    int64_t steps_, last_steps_;  // of a group of inputs, and of the last one
     bool as_they_lie_;
     floats y_[2 * GROUP_ROWS];
 };
