@@ -1,5 +1,8 @@
-"""Every kernel against plain loops (`self_test/`), under an emulator if another machine has the instructions. What tiles
-of AMX compute is compared on every machine with AVX-512, with tiles in plain C++ (`self_test/emulated_tiles.h`)."""
+"""Every kernel against plain loops (`self_test/`), under an emulator if another machine has the instructions.
+
+What tiles of AMX compute is compared on every machine with AVX-512, with tiles in plain C++
+(`self_test/emulated_tiles.h`).
+"""
 
 import shutil
 import subprocess
@@ -18,8 +21,8 @@ _EMULATED = {
 
 
 def with_emulated_tiles() -> InstructionSet:
-    """The vectors of an AVX-512 set and tiles in plain C++ (`self_test/emulated_tiles.h`): what is computed with AMX, for
-    machines that lack it. A library of it is refused wherever it would serve."""
+    """The vectors of an AVX-512 set and tiles in plain C++ (`self_test/emulated_tiles.h`): what AMX machines compute,
+    for those that lack it. A library of it is refused wherever it would serve."""
     vectors = [known for known in INSTRUCTION_SETS if known.name in ("avx512_bf16", "avx512")]
     here = instruction_sets.named_by_processor()
     base = next((known for known in vectors if known in here), vectors[0])
