@@ -224,18 +224,24 @@ private:
         const int32_t* starts = call_.rows.sums + place * DIGITS;
         const float *steps = call_.rows.steps + place, *shifts = call_.rows.shifts + place;
         const floats scales = read_scales(q_, q_.scales, run, q_.factors ? q_.factors + first : nullptr);
-        const ints zeros = q_.zeros ? -read_zeros(q_.zeros + first) : broadcast_int(1);
+        const ints zeros = q_.zeros ? -read_zeros(q_.zeros + first) : ints{};
         floats* y = y_ + side;
         sums += by;
         for (int64_t r = 0; r < rows_.size; r++, starts += DIGITS, sums += DIGITS * PANEL, y += 2) {
-            ints starting[DIGITS], whole[DIGITS];
-            for (int d = 0; d < DIGITS; d++) {
-                starting[d] = broadcast_int(starts[d]);
-                if (q_.zeros) starting[d] *= zeros;
-                whole[d] = load<ints>(sums + d * PANEL) + starting[d];
+            floats sum;
+            if (IN_WORDS && q_.zeros) {  // one product of zeros for both digits
+                const ints start = zeros * broadcast_int(starts[0] * 128 + starts[DIGITS - 1]);
+                const ints whole = (load<ints>(sums) << 7) + load<ints>(sums + (DIGITS - 1) * PANEL) + start;
+                sum = __builtin_convertvector(whole, floats);
+            } else {
+                ints whole[DIGITS];
+                for (int d = 0; d < DIGITS; d++) {
+                    const ints start = broadcast_int(starts[d]);
+                    whole[d] = load<ints>(sums + d * PANEL) + (q_.zeros ? start * zeros : start);
+                }
+                sum = IN_WORDS ? __builtin_convertvector((whole[0] << 7) + whole[DIGITS - 1], floats)
+                               : sum_of_digits<DIGITS>(whole[0], whole[DIGITS - 1]);
             }
-            const floats sum = IN_WORDS ? __builtin_convertvector((whole[0] << 7) + whole[DIGITS - 1], floats)
-                                        : sum_of_digits<DIGITS>(whole[0], whole[DIGITS - 1]);
             *y = fused_always(sum, scales * broadcast(steps[r]), *y);
         }
         if (!q_.minima) return;
