@@ -1,9 +1,9 @@
 // Sums of codes' products (`codes.h`) by Intel's tiles (`tiles.h`), over the same panels as vectors have. Whole numbers
 // are exact: the bits are those of vectors, so that rows are multiplied by whichever is faster.
 //
-// Digits are a tile's rows of signed bytes, those of h and of l in turn where there are two; a panel's codes are unsigned
-// bytes: as they lie, if they have eight bits, each step of 64 inputs is two tiles. Narrower ones become bytes once for
-// all rows that pass. Two tiles of rows and two of codes make four of sums, which are taken out after each group of
+// Digits are a tile's rows of signed bytes, those of h and of l in turn where there are two. Codes of eight bits are
+// unsigned bytes, two tiles for each step of 64 inputs as they lie; what zeros take off is made up for in the sums.
+// Narrower ones become signed bytes, less their zeros, once for all rows that pass. Two tiles of rows and two of codes make four of sums, which are taken out after each group of
 // inputs; meanwhile tiles multiply the next one.
 #pragma once
 
@@ -24,7 +24,7 @@ static inline void multiply_codes_by_tiles(const CodeCall&, int64_t, int64_t, in
 
 #else
 
-constexpr int64_t CODE_TILES_FROM = 8;  // rows
+constexpr int64_t CODE_TILES_FROM = 8, NARROW_TILES_FROM = 16;  // rows: of codes as they lie, and of narrower ones
 constexpr int64_t TILE_INPUTS = TILE_STRIDE;  // of a step
 constexpr int64_t LEAST_TILE_INPUTS = TILE_INPUTS / 2;  // of the steps of small groups
 constexpr int64_t WORD_BYTES = PANEL * 4;  // of a panel's codes for four inputs
@@ -35,7 +35,7 @@ static inline bool suits_tiles(const Linear& layer) {
 }
 
 static inline bool tiles_take_codes(const Linear& layer, int64_t rows) {
-    return rows >= CODE_TILES_FROM && suits_tiles(layer);
+    return rows >= (layer.quantized->format == BYTES ? CODE_TILES_FROM : NARROW_TILES_FROM) && suits_tiles(layer);
 }
 
 // The inputs of a row in groups of whole steps.
@@ -56,28 +56,38 @@ static inline int64_t code_passes(const LinearCall& call, const DigitRows& rows)
     return std::clamp<int64_t>((bytes + STRETCH_BYTES - 1) / STRETCH_BYTES, 1, groups);
 }
 
-// `units` of a panel as bytes.
+// A panel's codes as bytes; those of fewer than eight bits less their zeros, with which they fit signed ones.
 template <int FORMAT>
-static void codes_to_bytes(const Quantized& q, const int32_t* w, int64_t units, int32_t* to) {
+static void codes_to_bytes(const Quantized& q, const InputGroups& groups, int64_t panel, const int32_t* w, int32_t* to) {
     typedef CodeUnit<FORMAT> Unit;
+    constexpr int32_t EACH_BYTE = 0x01010101;
     const Unit unit(q);
-    for (int64_t u = 0; u < units; u++, w += Unit::STORED * PANEL) {
-        for (int word = 0; word < Unit::STORED * PANEL; word += 16) __builtin_prefetch(w + AHEAD_WORDS + word);
+    ints zeros[2];
+    for (auto& some : zeros) some = broadcast_int((FORMAT == BYTES ? 0 : q.zero & 255) * EACH_BYTE);
+    for (int64_t g = 0; g < groups.count; g++) {
+        if (FORMAT != BYTES && q.zeros)
+            for (int side = 0; side < 2; side++)
+                zeros[side] = read_zeros(q.zeros + (panel * groups.count + g) * PANEL + side * LANES) * EACH_BYTE;
+        for (int64_t u = groups.units(g); u > 0; u--, w += Unit::STORED * PANEL) {
+            for (int word = 0; word < Unit::STORED * PANEL; word += 16) __builtin_prefetch(w + AHEAD_WORDS + word);
 #pragma GCC unroll 8
-        for (int word = 0; word < Unit::WORDS; word++, to += PANEL) {
-            store(to, unit.bytes(w, word));
-            store(to + LANES, unit.bytes(w + LANES, word));
+            for (int word = 0; word < Unit::WORDS; word++, to += PANEL)
+                for (int side = 0; side < 2; side++) {
+                    const auto bytes = (__m512i)unit.bytes(w + side * LANES, word);
+                    store(to + side * LANES, (ints)_mm512_sub_epi8(bytes, (__m512i)zeros[side]));
+                }
         }
     }
 }
 
-static inline void panel_to_bytes(const Quantized& q, const int32_t* w, int64_t units, int32_t* to) {
+static inline void panel_to_bytes(const Quantized& q, const InputGroups& groups, int64_t panel, const int32_t* w,
+                                  int32_t* to) {
     switch (q.format) {
-        case BYTES: return codes_to_bytes<BYTES>(q, w, units, to);
-        case NIBBLES: return codes_to_bytes<NIBBLES>(q, w, units, to);
-        case TABLE: return codes_to_bytes<TABLE>(q, w, units, to);
-        case FIVES: return codes_to_bytes<FIVES>(q, w, units, to);
-        default: return codes_to_bytes<SIXES>(q, w, units, to);
+        case BYTES: return codes_to_bytes<BYTES>(q, groups, panel, w, to);
+        case NIBBLES: return codes_to_bytes<NIBBLES>(q, groups, panel, w, to);
+        case TABLE: return codes_to_bytes<TABLE>(q, groups, panel, w, to);
+        case FIVES: return codes_to_bytes<FIVES>(q, groups, panel, w, to);
+        default: return codes_to_bytes<SIXES>(q, groups, panel, w, to);
     }
 }
 
@@ -87,8 +97,16 @@ struct CodesAhead {
     int64_t lines = 0;
 };
 
+template <int SUMS, int ROWS, int COLUMNS, bool SIGNED>
+static inline void multiply_codes_of_tile() {
+    if (SIGNED)
+        multiply_signed_tiles<SUMS, ROWS, COLUMNS>();
+    else
+        multiply_byte_tiles<SUMS, ROWS, COLUMNS>();
+}
+
 // The sums [upper and lower rows, PANEL] of one group of inputs. Tiles 0 to 3 are sums, 4 and 5 rows, 6 and 7 codes.
-template <bool BOTH>
+template <bool BOTH, bool SIGNED>
 static inline void multiply_code_steps(const char* upper, const char* lower, int64_t stride, int64_t step_bytes,
                                        const char* codes, int64_t steps, CodesAhead& ahead, int32_t* sums,
                                        int32_t* lower_sums) {
@@ -103,13 +121,13 @@ static inline void multiply_code_steps(const char* upper, const char* lower, int
         for (int64_t line = 0; line < ahead.lines; line++, ahead.from += LINE) __builtin_prefetch(ahead.from, 0, 2);
         load_tile<6>(codes, WORD_BYTES);
         load_tile<4>(upper, stride);
-        multiply_byte_tiles<0, 4, 6>();
+        multiply_codes_of_tile<0, 4, 6, SIGNED>();
         load_tile<7>(codes + TILE_STRIDE, WORD_BYTES);
-        multiply_byte_tiles<1, 4, 7>();
+        multiply_codes_of_tile<1, 4, 7, SIGNED>();
         if (BOTH) {
             load_tile<5>(lower, stride);
-            multiply_byte_tiles<2, 5, 6>();
-            multiply_byte_tiles<3, 5, 7>();
+            multiply_codes_of_tile<2, 5, 6, SIGNED>();
+            multiply_codes_of_tile<3, 5, 7, SIGNED>();
         }
         upper += step_bytes;
         lower += step_bytes;
@@ -155,7 +173,7 @@ public:
         alignas(64) int32_t sums[2][GROUP_ROWS * PANEL];
         const int64_t words = panel_words(codes_, q_.format), all_steps = inputs_.all_units() * rows_.count;
         const int32_t* w = layer_.panels + panel * words;
-        const char* codes = as_they_lie_ ? (const char*)w : to_bytes(w);
+        const char* codes = as_they_lie_ ? (const char*)w : to_bytes(panel, w);
         CodesAhead ahead;
         if (rows_.count == 1 && as_they_lie_)
             ahead = {codes + AHEAD_BYTES, step_words_ * WORD_BYTES / LINE};
@@ -169,8 +187,10 @@ public:
             for (int64_t g = 0; g < inputs_.count; g++, turn ^= 1) {
                 const int64_t steps = g + 1 < inputs_.count ? steps_ : last_steps_;
                 const char* from = codes + g * group_bytes_;
-                rows_.lower ? sum<true>(x, from, steps, ahead, sums[turn])
-                            : sum<false>(x, from, steps, ahead, sums[turn]);
+                if (rows_.lower)
+                    sum<true>(x, from, steps, ahead, sums[turn]);
+                else
+                    sum<false>(x, from, steps, ahead, sums[turn]);
                 x += steps * inputs_.unit;
                 if (waiting_row >= 0) take_out(panel, waiting, waiting_row, sums[turn ^ 1], added);
                 waiting_row = row, waiting = g;
@@ -180,10 +200,10 @@ public:
     }
 
 private:
-    const char* to_bytes(const int32_t* w) const {
+    const char* to_bytes(int64_t panel, const int32_t* w) const {
         static thread_local Lines<int32_t> lines;
         int32_t* to = lines.fit((all_words_ + step_words_) * PANEL);
-        panel_to_bytes(q_, w, codes_.all_units(), to);
+        panel_to_bytes(q_, codes_, panel, w, to);
         std::fill_n(to + all_words_ * PANEL, step_words_ * PANEL, 0);
         return (const char*)to;
     }
@@ -191,18 +211,19 @@ private:
     template <bool BOTH>
     void sum(const char* x, const char* codes, int64_t steps, CodesAhead& ahead, int32_t* sums) const {
         const int64_t upper = rows_.upper * DIGITS;
-        multiply_code_steps<BOTH>(x, x + upper * stride_, stride_, inputs_.unit, codes, steps, ahead, sums,
-                                  sums + upper * PANEL);
+        const auto multiply = q_.format == BYTES ? multiply_code_steps<BOTH, false> : multiply_code_steps<BOTH, true>;
+        multiply(x, x + upper * stride_, stride_, inputs_.unit, codes, steps, ahead, sums, sums + upper * PANEL);
     }
 
     // What the sums of group g, [a group's rows, digits, PANEL], add to its rows; after the last group these are done.
     void take_out(int64_t panel, int64_t g, int64_t row, const int32_t* sums, const floats* added) {
         if (g == 0) std::fill_n(y_, 2 * rows_.size, floats{});
+        const bool in_words = DIGITS == 2 && codes_.group <= MOST_IN_WORDS, starts = q_.format == BYTES;
         for (int side = 0; side < 2; side++) {
-            if (DIGITS == 1 || codes_.group > MOST_IN_WORDS)
-                add<false>(panel, g, row, sums, side);
+            if (in_words)
+                starts ? add<true, true>(panel, g, row, sums, side) : add<true, false>(panel, g, row, sums, side);
             else
-                add<true>(panel, g, row, sums, side);
+                starts ? add<false, true>(panel, g, row, sums, side) : add<false, false>(panel, g, row, sums, side);
         }
         if (g + 1 < inputs_.count) return;
         for (int64_t r = 0; r < rows_.size; r++) {
@@ -215,8 +236,8 @@ private:
         }
     }
 
-    // As in `multiply_codes`, but that sums come without what zeros take off.
-    template <bool IN_WORDS>
+    // As in `multiply_codes`. STARTS: sums come without what zeros take off.
+    template <bool IN_WORDS, bool STARTS>
     void add(int64_t panel, int64_t g, int64_t row, const int32_t* sums, int side) {
         const int64_t count = inputs_.count, runs = ((count - 1) >> q_.run_shift) + 1, by = side * LANES;
         const int64_t first = (panel * count + g) * PANEL + by, run = (panel * runs + (g >> q_.run_shift)) * PANEL + by;
@@ -224,31 +245,25 @@ private:
         const int32_t* starts = call_.rows.sums + place * DIGITS;
         const float *steps = call_.rows.steps + place, *shifts = call_.rows.shifts + place;
         const floats scales = read_scales(q_, q_.scales, run, q_.factors ? q_.factors + first : nullptr);
-        const ints zeros = q_.zeros ? -read_zeros(q_.zeros + first) : ints{};
+        const ints zeros = STARTS && q_.zeros ? -read_zeros(q_.zeros + first) : ints{};
+        floats minima = {};
+        if (q_.minima) minima = read_scales(q_, q_.minima, run, q_.minimum_factors ? q_.minimum_factors + first : nullptr);
         floats* y = y_ + side;
         sums += by;
         for (int64_t r = 0; r < rows_.size; r++, starts += DIGITS, sums += DIGITS * PANEL, y += 2) {
-            floats sum;
-            if (IN_WORDS && q_.zeros) {  // one product of zeros for both digits
-                const ints start = zeros * broadcast_int(starts[0] * 128 + starts[DIGITS - 1]);
-                const ints whole = (load<ints>(sums) << 7) + load<ints>(sums + (DIGITS - 1) * PANEL) + start;
-                sum = __builtin_convertvector(whole, floats);
-            } else {
-                ints whole[DIGITS];
-                for (int d = 0; d < DIGITS; d++) {
-                    const ints start = broadcast_int(starts[d]);
-                    whole[d] = load<ints>(sums + d * PANEL) + (q_.zeros ? start * zeros : start);
-                }
-                sum = IN_WORDS ? __builtin_convertvector((whole[0] << 7) + whole[DIGITS - 1], floats)
-                               : sum_of_digits<DIGITS>(whole[0], whole[DIGITS - 1]);
+            ints whole[DIGITS];
+            for (int d = 0; d < DIGITS; d++) {
+                whole[d] = load<ints>(sums + d * PANEL);
+                if (!STARTS) continue;
+                const ints start = broadcast_int(starts[d]);
+                whole[d] += q_.zeros ? start * zeros : start;
             }
-            *y = fused_always(sum, scales * broadcast(steps[r]), *y);
+            const floats sum = IN_WORDS ? __builtin_convertvector((whole[0] << 7) + whole[DIGITS - 1], floats)
+                                        : sum_of_digits<DIGITS>(whole[0], whole[DIGITS - 1]);
+            floats found = fused_always(sum, scales * broadcast(steps[r]), *y);
+            if (q_.minima) found = fused_always(minima, broadcast(shifts[r]), found);
+            *y = found;
         }
-        if (!q_.minima) return;
-        const int8_t* factors = q_.minimum_factors ? q_.minimum_factors + first : nullptr;
-        const floats minima = read_scales(q_, q_.minima, run, factors);
-        y = y_ + side;
-        for (int64_t r = 0; r < rows_.size; r++, y += 2) *y = fused_always(minima, broadcast(shifts[r]), *y);
     }
 
     const CodeCall& call_;

@@ -78,6 +78,12 @@ static inline void multiply_byte_tiles() {
     asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUMS), "i"(ROWS), "i"(COLUMNS));
 }
 
+// The same with columns of signed bytes (TDPBSSD).
+template <int SUMS, int ROWS, int COLUMNS>
+static inline void multiply_signed_tiles() {
+    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUMS), "i"(ROWS), "i"(COLUMNS));
+}
+
 // Asks the system for the registers of tiles, for all threads of this process, those that run already too. False
 // where it refuses: a kernel before Linux 5.16, a seccomp filter, or an alternate signal stack that is too small.
 static inline bool tiles_are_permitted() {

@@ -2,7 +2,8 @@
 // plain loops on a machine without AMX. A library built with them is refused (`admission.h`).
 //
 // What a processor answers with an invalid instruction ends the process here: a tile without a shape, or shapes that do
-// not belong together. Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2: TDPBF16PS, TDPBSUD.
+// not belong together. Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2: TDPBF16PS, TDPBSUD,
+// TDPBSSD.
 #pragma once
 
 #include <cmath>
@@ -119,8 +120,9 @@ static inline void multiply_tiles() {
     }
 }
 
-template <int SUMS, int ROWS, int COLUMNS>
-static inline void multiply_byte_tiles() {
+// E: of the columns' bytes.
+template <class E, int SUMS, int ROWS, int COLUMNS>
+static inline void emulate_byte_product() {
     EmulatedTiles& tiles = emulated_tiles();
     tiles.require_product(SUMS, ROWS, COLUMNS);
     const int columns = tiles.row_bytes(SUMS) / 4, words = tiles.rows(COLUMNS);
@@ -128,12 +130,22 @@ static inline void multiply_byte_tiles() {
         for (int k = 0; k < words; k++) {
             const auto* x = (const int8_t*)tiles.data[ROWS][r] + 4 * k;
             for (int c = 0; c < columns; c++) {
-                const uint8_t* w = tiles.data[COLUMNS][k] + 4 * c;
+                const auto* w = (const E*)tiles.data[COLUMNS][k] + 4 * c;
                 int32_t sum = 0;
                 for (int i = 0; i < 4; i++) sum += x[i] * w[i];
                 tiles.ints_of(SUMS, r)[c] += sum;
             }
         }
+}
+
+template <int SUMS, int ROWS, int COLUMNS>
+static inline void multiply_byte_tiles() {
+    emulate_byte_product<uint8_t, SUMS, ROWS, COLUMNS>();
+}
+
+template <int SUMS, int ROWS, int COLUMNS>
+static inline void multiply_signed_tiles() {
+    emulate_byte_product<int8_t, SUMS, ROWS, COLUMNS>();
 }
 
 static inline bool tiles_are_permitted() { return true; }
