@@ -30,7 +30,7 @@ def main() -> None:
         tried = choice.runnable_instruction_sets()[:1]
         if arguments.all:
             in_portable = filter(None, map(instruction_sets.portable, INSTRUCTION_SETS))
-            tried = (*INSTRUCTION_SETS, *in_portable)
+            tried = (*INSTRUCTION_SETS, self_testing.with_emulated_tiles(), *in_portable)
         wrong = self_testing.wrong_sets(tried)
         sys.exit(f"wrong: {', '.join(wrong)}" if wrong else 0)
     asked, folder, portable = _settings()

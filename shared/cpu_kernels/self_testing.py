@@ -1,18 +1,32 @@
-"""Every kernel against plain loops (`self_test/`), under an emulator if another machine has the instructions."""
+"""Every kernel against plain loops (`self_test/`), under an emulator if another machine has the instructions.
+
+What tiles of AMX compute is compared on every machine with AVX-512, with tiles in plain C++
+(`self_test/emulated_tiles.h`).
+"""
 
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from shared.cpu_kernels import compiling, instruction_sets
-from shared.cpu_kernels.instruction_sets import InstructionSet
+from shared.cpu_kernels.instruction_sets import INSTRUCTION_SETS, InstructionSet
 
 # Of another machine: compiler, emulator, and the packages that have them.
 _EMULATED = {
     "aarch64": ("aarch64-linux-gnu-g++", "qemu-aarch64-static", "g++-aarch64-linux-gnu qemu-user-static"),
 }  # fmt: skip
+
+
+def with_emulated_tiles() -> InstructionSet:
+    """The vectors of an AVX-512 set and tiles in plain C++ (`self_test/emulated_tiles.h`): what AMX machines compute,
+    for those that lack it. A library of it is refused wherever it would serve."""
+    vectors = [known for known in INSTRUCTION_SETS if known.name in ("avx512_bf16", "avx512")]
+    here = instruction_sets.named_by_processor()
+    base = next((known for known in vectors if known in here), vectors[0])
+    return replace(base, name="amx_emulated", flags=(*base.flags, "-DTESSERA_EMULATED_TILES"))
 
 
 def wrong_sets(sets: Iterable[InstructionSet]) -> list[str]:
@@ -54,11 +68,11 @@ def _try(known: InstructionSet) -> tuple[bool, str]:
 
 def _tools(known: InstructionSet) -> list[str] | str:
     """The compiler, and the emulator if one is needed; or why the instructions cannot be tried here."""
-    if known.name in {here.name for here in instruction_sets.named_by_processor()}:
+    if known.machine in {here.machine for here in instruction_sets.of_this_architecture()}:
+        if not known.needs <= instruction_sets.processor().flags:
+            return "this processor lacks it"
         chosen = compiling.compiler()
         return [chosen] if chosen else compiling.NO_COMPILER
-    if known.name in {here.name for here in instruction_sets.of_this_architecture()}:
-        return "this processor lacks it"
     if known.machine not in _EMULATED:
         return f"it needs an {known.machine} machine"
     *tools, packages = _EMULATED[known.machine]

@@ -20,6 +20,7 @@ WEIGHTS = {263: 0.5, 4: 0.25, 1: 0.25}
 REFUSALS = {
     1: "the system does not permit it (a container's seccomp filter, or Linux before 5.16)",
     2: "this processor adds up in another order than the kernels expect",
+    3: "its tiles are those of a self-test, in plain C++",
 }
 _NOT_PERMITTED = 1
 _LONGEST_S = 1800.0  # the process limits itself long before

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from shared.cpu_kernels import binding, choice, compiling, instruction_sets, trial
+from shared.cpu_kernels import binding, choice, compiling, instruction_sets, self_testing, trial
 from shared.cpu_kernels.choice import choose
 from shared.cpu_kernels.findings import FindingsFile
 from shared.cpu_kernels.instruction_sets import INSTRUCTION_SETS, InstructionSet, Processor
@@ -175,6 +175,27 @@ def test_a_set_that_cannot_be_used_is_passed_over_with_a_line(
     # What the system has refused it may permit later; what the processor does wrong it will do again.
     install(folder, amx=libraries(turns=4), avx512=libraries(), avx2=slow)
     assert (choose("").sets[0] == AMX) is not lasts
+
+
+@needs_compiler
+@pytest.mark.skipif(
+    not self_testing.with_emulated_tiles().needs <= instruction_sets.processor().flags,
+    reason="the self-test emulates tiles beside vectors of AVX-512",
+)
+def test_emulated_tiles_never_serve(tmp_path: Path) -> None:
+    emulating = self_testing.with_emulated_tiles()
+    source, library = tmp_path / "library.cpp", tmp_path / "library.so"
+    source.write_text(
+        f'#include "{compiling.SOURCES}/admission.h"\n'
+        'extern "C" int tessera_admit() { return tessera::admit(); }\n'
+    )
+    flags = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", *emulating.flags]
+    subprocess.run([str(compiling.compiler()), *flags, "-o", str(library), str(source)], check=True)
+    found = trial.admit({"amx": library})["amx"]
+    assert found.problem == "its tiles are those of a self-test, in plain C++"
+    assert found.lasting
+    served = {flag for known in instruction_sets.all_of_this_architecture() for flag in known.flags}
+    assert {flag for flag in emulating.flags if flag.startswith("-D")}.isdisjoint(served)
 
 
 @needs_compiler

@@ -12,9 +12,10 @@
 
 namespace tessera {
 
-enum Admission { ADMITTED = 0, NOT_PERMITTED = 1, SUMS_DIFFER = 2 };
+// EMULATED: by a self-test's tiles, which no service may use.
+enum Admission { ADMITTED = 0, NOT_PERMITTED = 1, SUMS_DIFFER = 2, EMULATED = 3 };
 
-#if !defined(__AMX_BF16__)
+#if !TESSERA_TILES
 
 static inline Admission admit() { return ADMITTED; }
 
@@ -68,7 +69,12 @@ static inline bool tiles_sum_as_expected() {
 
 static inline Admission admit() {
     if (!tiles_are_permitted()) return NOT_PERMITTED;
-    return tiles_sum_as_expected() ? ADMITTED : SUMS_DIFFER;
+    if (!tiles_sum_as_expected()) return SUMS_DIFFER;
+#if defined(TESSERA_EMULATED_TILES)
+    return EMULATED;
+#else
+    return ADMITTED;
+#endif
 }
 
 #endif

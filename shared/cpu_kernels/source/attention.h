@@ -217,7 +217,7 @@ static void attention_tile(void* context, int tile) {
     // All tasks of one head, then those of the next: tasks of a row share its keys, which fit in a core's own cache.
     const int64_t head = tile / call.num_tasks;
     const int32_t* task = call.tasks + 5 * (tile % call.num_tasks);
-#if defined(__AMX_BF16__)
+#if TESSERA_TILES
     if constexpr (TILES_MULTIPLY<T>)
         if (task[2] * call.q_heads / cache.heads >= ATTENTION_TILES_FROM)
             return attend<T, AttentionByTiles>(call, cache, task, head);

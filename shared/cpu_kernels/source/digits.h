@@ -34,7 +34,8 @@ struct InputGroups {
 };
 
 struct DigitRows {
-    const int32_t* words;  // [rows, words_each]: four inputs' digits in each; of two digits h and l in turn
+    // [rows, words_each]: four inputs' digits in each; of two digits h and l in turn, or apart: all of h, then all of l.
+    const int32_t* words;
     const float* steps;    // [groups, rows]
     const float* shifts;   // [groups, rows]: t times the sum of p
     const int32_t* sums;   // [groups, rows, digits]: `times` that of h and of l
@@ -48,6 +49,7 @@ struct DigitCall {
     const InputGroups* groups;
     const int32_t* order;  // of the inputs, or null
     int digits, times;
+    bool apart;
     int32_t* words;
     float *steps, *shifts;
     int32_t* sums;
@@ -92,9 +94,29 @@ static inline float power_of_two(int exponent) {
     return power;
 }
 
-// One group: `words` of its units, its step, its sums; returns t times the sum of p.
+// Digits of LANES inputs at the beginning of `to`, or of the first `left` of them.
+static inline void put_digits(int32_t* to, ints digits, int64_t left) {
+    if (left >= LANES) return store_bytes(to, digits);
+    int8_t some[LANES];
+    store_bytes(some, digits);
+    std::memcpy(to, some, left);
+}
+
+// The same of both digits, each word of h before that of l.
+static inline void put_in_turn(int32_t* to, ints high, ints low, int64_t left) {
+    int8_t highs[LANES], lows[LANES];
+    store_bytes(highs, high);
+    store_bytes(lows, low);
+    for (int word = 0; word < std::min<int64_t>(LANES, left) / 4; word++, to += 2) {
+        std::memcpy(to, highs + 4 * word, 4);
+        std::memcpy(to + 1, lows + 4 * word, 4);
+    }
+}
+
+// One group: `words` of its units, its step, its sums; returns t times the sum of p. low: words from h to l, or 0 where
+// they are in turn.
 template <class T>
-static inline float group_to_digits(const typename T::Element* x, int64_t count, int64_t padded, int digits,
+static inline float group_to_digits(const typename T::Element* x, int64_t count, int64_t padded, int digits, int64_t low,
                                     int32_t* words, float* step, int32_t* sums) {
     const bool two = digits == 2;
     for (int d = 0; d < digits; d++) sums[d] = 0;
@@ -102,7 +124,8 @@ static inline float group_to_digits(const typename T::Element* x, int64_t count,
     *step = 0;
     if (!std::isfinite(most)) *step = NAN;
     if (!std::isfinite(most) || most < LEAST_OF_GROUP) {
-        std::fill(words, words + padded / 4 * digits, 0);
+        for (int d = 0; d < (low ? digits : 1); d++)
+            std::fill_n(words + d * low, padded / 4 * (low ? 1 : digits), 0);
         return *step;
     }
     int32_t bits;
@@ -110,25 +133,24 @@ static inline float group_to_digits(const typename T::Element* x, int64_t count,
     const int exponent = (bits >> 23) - 126;  // of a number from a half to one
     *step = two ? power_of_two(exponent - 13) : most / 127.0f;
     const floats per_step = broadcast(two ? power_of_two(13 - exponent) : 127.0f / most);
-    ints high = {}, low = {};
+    ints high = {}, lower = {};
     for (int64_t k = 0; k < padded; k += LANES) {
         const int here = (int)std::min<int64_t>(LANES, count - k);
         const ints p = here > 0 ? nearest_integers(read_some<T>(x + k, here), per_step) : ints{};
         const ints h = two ? (p + 64) >> 7 : p;  // to nearest: both digits are at most 64
         const ints l = p - 128 * h;
-        int8_t highs[LANES], lows[LANES];
-        store_bytes(highs, h);
-        store_bytes(lows, l);
         high += h;
-        low += l;
-        for (int word = 0; word < std::min<int64_t>(LANES, padded - k) / 4; word++, words += digits) {
-            std::memcpy(words, highs + 4 * word, 4);
-            if (two) std::memcpy(words + 1, lows + 4 * word, 4);
+        lower += l;
+        if (two && !low) {
+            put_in_turn(words + k / 2, h, l, padded - k);
+            continue;
         }
+        put_digits(words + k / 4, h, padded - k);
+        if (two) put_digits(words + low + k / 4, l, padded - k);
     }
     sums[0] = sum(high);
     if (!two) return *step * (float)sums[0];
-    sums[1] = sum(low);
+    sums[1] = sum(lower);
     return *step * std::fma((float)sums[0], 128.0f, (float)sums[1]);
 }
 
@@ -136,6 +158,7 @@ template <class T>
 static void digit_tile(void* context, int tile) {
     const auto& call = *(const DigitCall<T>*)context;
     const InputGroups& groups = *call.groups;
+    const int64_t low = call.apart && call.digits == 2 ? call.words_each / 2 : 0;
     static thread_local std::vector<typename T::Element> ordered;
     if (call.order) ordered.resize(groups.inputs);
     const int64_t last = std::min(call.rows, (tile + 1) * call.rows_each);
@@ -149,24 +172,24 @@ static void digit_tile(void* context, int tile) {
         for (int64_t g = 0; g < groups.count; g++) {
             const int64_t place = g * call.rows + r, padded = groups.units(g) * groups.unit;
             call.shifts[place] =
-                group_to_digits<T>(x + g * groups.group, groups.size(g), padded, call.digits, words,
+                group_to_digits<T>(x + g * groups.group, groups.size(g), padded, call.digits, low, words,
                                    call.steps + place, call.sums + place * call.digits);
             for (int d = 0; d < call.digits; d++) call.sums[place * call.digits + d] *= call.times;
-            words += padded / 4 * call.digits;
+            words += padded / 4 * (low ? 1 : call.digits);
         }
     }
 }
 
-// The result is the calling thread's until its next call.
+// The result is the calling thread's until its next call. apart: see `DigitRows`.
 template <class T>
 static DigitRows to_digits(Pool& pool, const typename T::Element* x, int64_t x_stride, int64_t rows,
-                           const InputGroups& groups, const int32_t* order, int digits, int times) {
+                           const InputGroups& groups, const int32_t* order, int digits, int times, bool apart) {
     constexpr int64_t TILE_BYTES = 64 << 10;  // of work for a thread
     static thread_local Lines<int32_t> words;
     static thread_local std::vector<float> steps, shifts;
     static thread_local std::vector<int32_t> sums;
     const int64_t each = groups.all_units() * groups.unit / 4 * digits;
-    DigitCall<T> call{x, x_stride, rows, std::max<int64_t>(1, TILE_BYTES / 4 / groups.inputs), &groups, order, digits, times,
+    DigitCall<T> call{x, x_stride, rows, std::max<int64_t>(1, TILE_BYTES / 4 / groups.inputs), &groups, order, digits, times, apart,
                       words.fit(rows * each), nullptr, nullptr, nullptr, each};
     steps.resize(std::max<size_t>(steps.size(), rows * groups.count));
     shifts.resize(steps.size());

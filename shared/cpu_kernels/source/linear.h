@@ -236,7 +236,7 @@ static void run_panels(Pool& pool, LinearCall& call, int64_t panel_bytes, Pool::
         found.resize(tiles * call.rows);
         call.largest = found.data();
     }
-    pool.run((int)(inputs + tiles), (int)inputs, work, context);
+    pool.run((int)(inputs + tiles * call.passes), (int)inputs, work, context);
     if (layer.result != LARGEST) return;
     auto* results = (Largest*)call.y;
     for (int64_t r = 0; r < call.rows; r++) {

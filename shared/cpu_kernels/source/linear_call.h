@@ -66,6 +66,7 @@ struct LinearCall {
     const uint16_t* rest = nullptr;  // for tiles: `rest_of_rows` (`tile_linear.h`)
     Added* added = nullptr;
     const InputCall* added_inputs = nullptr;
+    int64_t passes = 1;  // in which parts of the rows take all panels, one part after the other
 
     int64_t panel(int64_t place) const { return chosen ? chosen[place] : place; }
 };

@@ -10,7 +10,7 @@
 
 #include "vectors.h"
 
-#if defined(__AMX_BF16__) || defined(TESSERA_PORTABLE)
+#if TESSERA_TILES || defined(TESSERA_PORTABLE)
 #define TESSERA_PAIRS 1
 #else
 #define TESSERA_PAIRS 0
@@ -43,7 +43,7 @@ struct VectorsOf<BFloat16> {
 
 // How far ahead of the sums weights are asked for, in words, and for which cache: for the second one of processors with
 // tiles, where that was a tenth faster (benchmarks/README.md).
-#if defined(__AMX_BF16__)
+#if TESSERA_TILES
 constexpr int STEP_AHEAD = 1024, STEP_LOCALITY = 2;
 #else
 constexpr int STEP_AHEAD = 512, STEP_LOCALITY = 3;

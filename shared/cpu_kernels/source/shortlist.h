@@ -171,7 +171,7 @@ static inline void bound(const SketchCall& call, int64_t panel, int64_t row, flo
     for (int r = 0; r < R; r++) note_bounds(call, panel, row + r, sums[r], best);
 }
 
-#if defined(__AMX_BF16__)
+#if TESSERA_TILES
 
 // All rows of some panels by tiles: rows of h and of l are the rows of one tile, 64 inputs a step. Tiles 0 and 1 are
 // sums, 2 is rows, 3 and 4 are columns. What is left of a row goes by vectors.
@@ -246,7 +246,7 @@ static void sketch_tile(void* context, int tile) {
     const int64_t last = std::min(call.panels, first + call.panels_each);
     floats best[SHORTLIST_ROWS];
     for (auto& lower : best) lower = broadcast(-INFINITY);
-#if defined(__AMX_BF16__)
+#if TESSERA_TILES
     if (call.count >= SKETCH_TILES_FROM) {
         const SketchTiles tiles(call);
         for (int64_t panel = first; panel < last; panel++) tiles.bound(panel, best);

@@ -19,7 +19,7 @@
 
 namespace tessera {
 
-#if defined(__AMX_BF16__)
+#if TESSERA_TILES
 
 static_assert(STEP == 2 * PAGE && PAGE == TILE_SIDE && LANES == TILE_SIDE, "a page is as wide as a tile");
 

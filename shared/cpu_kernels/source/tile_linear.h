@@ -18,7 +18,7 @@ namespace tessera {
 
 constexpr int TILES_FROM = 2;  // rows: one is faster by vectors where weights lie in a cache, and as fast elsewhere
 
-#if !defined(__AMX_BF16__)
+#if !TESSERA_TILES
 
 template <class T>
 constexpr bool TILES_MULTIPLY = false;
@@ -63,10 +63,11 @@ struct RowGroups {
     int64_t first, rows, count, size;
     int upper, lower;  // rows of a group's two tiles
 
-    RowGroups(int64_t first, int64_t rows) : first(first), rows(rows) {
-        count = (rows + GROUP_ROWS - 1) / GROUP_ROWS;
+    // most: rows of a group, two tiles full of them.
+    RowGroups(int64_t first, int64_t rows, int64_t most = GROUP_ROWS) : first(first), rows(rows) {
+        count = (rows + most - 1) / most;
         size = (rows + count - 1) / count;
-        upper = (int)(size <= TILE_SIDE ? size : (size + 1) / 2);
+        upper = (int)(size <= most / 2 ? size : (size + 1) / 2);
         lower = (int)size - upper;
     }
     int64_t row(int64_t group) const { return first + std::min(group * size, rows - size); }

@@ -8,7 +8,9 @@
 // left out, and take eight of the 64 bytes of a configuration for what is read.
 #pragma once
 
-#if defined(__AMX_BF16__)
+#include "vectors.h"
+
+#if TESSERA_TILES
 
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -31,6 +33,14 @@ struct alignas(64) TileShapes {
         row_bytes[tile] = (uint16_t)bytes;
     }
 };
+
+#if defined(TESSERA_EMULATED_TILES)
+
+}  // namespace tessera
+
+#include "self_test/emulated_tiles.h"
+
+#else
 
 // Tiles are this thread's, and zero, until `release_tiles`: while they are in use a change of threads saves 8 KB more.
 static inline void shape_tiles(const TileShapes& shapes) {
@@ -68,6 +78,12 @@ static inline void multiply_byte_tiles() {
     asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUMS), "i"(ROWS), "i"(COLUMNS));
 }
 
+// The same with columns of signed bytes (TDPBSSD).
+template <int SUMS, int ROWS, int COLUMNS>
+static inline void multiply_signed_tiles() {
+    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(SUMS), "i"(ROWS), "i"(COLUMNS));
+}
+
 // Asks the system for the registers of tiles, for all threads of this process, those that run already too. False
 // where it refuses: a kernel before Linux 5.16, a seccomp filter, or an alternate signal stack that is too small.
 static inline bool tiles_are_permitted() {
@@ -77,4 +93,5 @@ static inline bool tiles_are_permitted() {
 
 }  // namespace tessera
 
+#endif
 #endif

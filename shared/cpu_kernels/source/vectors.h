@@ -16,6 +16,13 @@
 #include <cstdint>
 #include <cstring>
 
+// Whether there are tiles (`tiles.h`); in a self-test they may be emulated.
+#if defined(__AMX_BF16__) || defined(TESSERA_EMULATED_TILES)
+#define TESSERA_TILES 1
+#else
+#define TESSERA_TILES 0
+#endif
+
 namespace tessera {
 
 #if defined(__AVX512F__)

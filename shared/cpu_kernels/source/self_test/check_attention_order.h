@@ -69,7 +69,7 @@ void check_tasks_of(Check& check, const plain::Attention& how, int64_t all) {
         const Elements<T> part(q.begin() + begin * columns, q.begin() + (begin + count) * columns);
         check.same(attended<T>(how, paged, part, {first + begin, count, all}), whole, begin * columns, "a chunk");
     }
-#if defined(__AMX_BF16__)
+#if TESSERA_TILES
     if constexpr (tessera::TILES_MULTIPLY<T>) {
         const int32_t task[] = {0, 0, (int32_t)tokens, (int32_t)first, (int32_t)all};
         for (int64_t head = 0; head < how.heads; head++) {
@@ -119,7 +119,7 @@ void check_attention_order() {
     if constexpr (tessera::IN_STEPS<T>) {
         Check products("attention, steps", TYPE<T>);
         check_products<T, tessera::AttentionByVectors<T>>(products);
-#if defined(__AMX_BF16__)
+#if TESSERA_TILES
         check_products<T, tessera::AttentionByTiles>(products);
 #endif
     }

@@ -201,6 +201,54 @@ void check_coded(Check& check, const CodeForm& form, int64_t outputs, int64_t in
     }
 }
 
+#if TESSERA_TILES
+
+// The tiles' bits are the vectors', of as many rows as two passes have and of fewer than tiles are meant for.
+template <class T>
+void check_code_tiles_of(Check& check, const CodeForm& form, int64_t outputs, int64_t inputs) {
+    Coded coded(form, outputs, inputs);
+    if (!tessera::suits_tiles(coded.layer)) return;
+    auto x = elements<T>(drawn<T>(70, inputs));
+    for (int64_t k = 0; k < inputs; k++) x[5 * inputs + k] = element<T>(0);
+    x[7 * inputs + inputs / 2] = element<T>(INFINITY);
+    tessera::Pool pool(2);
+    for (int result : {tessera::WIDE, tessera::LARGEST})
+        for (int64_t rows = 1; rows <= 70; rows++) {
+            if (rows > 34 && rows % 12 < 10) continue;
+            coded.layer.result = result;
+            const int64_t columns = result == tessera::WIDE ? outputs : 1;
+            const size_t each = result == tessera::WIDE ? sizeof(float) : sizeof(Largest);
+            std::vector<char> found[2];
+            for (int by_tiles : {0, 1}) {
+                found[by_tiles].resize(rows * columns * each);
+                tessera::multiply_coded<T>(pool, coded.layer, x.data() + (70 - rows) * inputs, inputs,
+                                           found[by_tiles].data(), columns, rows, nullptr, by_tiles);
+            }
+            check.same(found[1], found[0], 0, "sums of codes by tiles");
+        }
+}
+
+template <class T>
+void check_code_tiles() {
+    using namespace tessera;
+    Check check("linear, tiles", TYPE<T>);
+    for (int digits : {1, 2})
+        for (int format : {BYTES, NIBBLES, TABLE, FIVES, SIXES})
+            for (int64_t group : {0, 32, 64, 96, 128}) {
+                const int type = (int)(group / 32 + digits) % 3;
+                const bool half = format != TABLE && format != FIVES && format != SIXES;
+                check_code_tiles_of<T>(check, {format, digits, type, group, false, false, group == 64}, PANEL + 3, 198);
+                check_code_tiles_of<T>(check, {format, digits, type, group, false, false, false}, 5, 1152);
+                if (half) check_code_tiles_of<T>(check, {format, digits, type, group, true, false, false}, 2 * PANEL, 256);
+                if (format != TABLE) check_code_tiles_of<T>(check, {format, digits, type, group, false, true, false}, 7, 224);
+                check_code_tiles_of<T>(check, {format, digits, type, 32, false, format != TABLE, false, 1}, PANEL, 326);
+            }
+    // Rows whose digits take several passes.
+    for (int digits : {1, 2}) check_code_tiles_of<T>(check, {BYTES, digits, FLOAT32, 0, false, false, false}, 3 * PANEL, 30000);
+}
+
+#endif
+
 // A number that is none spoils its row, and no other.
 template <class T>
 void check_spoilt(Check& check) {

@@ -4,6 +4,7 @@
 // Sizes lie at the edges of vectors, register tiles, panels and pages. Of every kernel a row's bits
 // must be the same whatever rows are beside it.
 
+#include "../admission.h"
 #include "check_attention_order.h"
 #include "check_coded_attention.h"
 #include "check_pool.h"
@@ -20,6 +21,9 @@ void check_all() {
     self_test::check_steps<T>();
     self_test::check_sketch<T>();
     self_test::check_quantized<T>();
+#if TESSERA_TILES
+    self_test::check_code_tiles<T>();
+#endif
     self_test::check_norms<T>();
     self_test::check_cache<T>();
     self_test::check_rope<T>();
@@ -36,7 +40,12 @@ int main(int argc, char** argv) {
     std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);  // a crash is told from the last line
     std::printf("%d lanes, panels of %d columns, pages of %d tokens\n", tessera::LANES,
                 tessera::PANEL, tessera::PAGE);
-    if (const int refused = tessera_admit()) {
+#if defined(TESSERA_EMULATED_TILES)
+    constexpr int EXPECTED = tessera::EMULATED;
+#else
+    constexpr int EXPECTED = tessera::ADMITTED;
+#endif
+    if (const int refused = tessera_admit(); refused != EXPECTED) {
         std::printf("not admitted: %d (`admission.h`)\n", refused);
         return 1;
     }
