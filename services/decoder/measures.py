@@ -64,9 +64,17 @@ MEMORY = Series(
     ("kind",),
     unit="bytes",
 )
+DEVICE_MEMORY = Series(
+    "tessera_decoder_device_memory_bytes",
+    "gauge",
+    "Memory of the device that the decoder computes on: allocated (by this process's tensors), reserved (held for them"
+    " by torch), used (by all processes), total; of a CPU resident (this process) and total.",
+    ("device", "kind"),
+    unit="bytes",
+)
 SERIES = (
     *(STEP, PARTS, IDLE, COMPUTED, SAMPLED, FAILED_ROWS, FAILED_STEPS),
-    *(BINDINGS, BOUND, SEQUENCES, MEMORY),
+    *(BINDINGS, BOUND, SEQUENCES, MEMORY, DEVICE_MEMORY),
 )
 
 
@@ -117,6 +125,9 @@ class DecoderMeasures:
         yield BOUND.of(int(self.is_bound))
         yield SEQUENCES.of(int(self._worker.slots.known.sum()))
         yield MEMORY.by(((kind,), size) for kind, size in self._memory())
+        device = self._worker.device
+        sizes = device.memory_by_kind()
+        yield DEVICE_MEMORY.by(((device.name, kind), size) for kind, size in sizes.items())
 
     def _memory(self) -> Iterator[tuple[str, int]]:
         layers, limits = self._worker.caches, self._worker.limits
