@@ -77,6 +77,12 @@ SERIES = (
     *(BINDINGS, BOUND, SEQUENCES, MEMORY, DEVICE_MEMORY),
 )
 
+_sum = np.add.reduce  # the method `sum` of arrays takes twice as long for few elements
+_TOKEN_BYTES = 4
+# In the place of a token behind a draft that was wrong, or of a row that failed. Ids are smaller than 2**24, so that no
+# other bytes look like it.
+_NO_TOKEN = (-1).to_bytes(_TOKEN_BYTES, "little", signed=True)
+
 
 class DecoderMeasures:
     """Counted and read on the event loop."""
@@ -92,7 +98,7 @@ class DecoderMeasures:
 
     def answered(self, plan: Plan, result: StepResult) -> None:
         """A step's result has left. The plan has the drafts that were run."""
-        self._computed += int(plan.row_count.sum())
+        self._computed += int(_sum(plan.row_count))
         times = result.times
         prepare, forward, sample = times.prepare_us, times.forward_us, times.sample_us
         self._prepare_us += prepare
@@ -100,10 +106,8 @@ class DecoderMeasures:
         self._sample_us += sample
         self._queue_us += times.queue_us
         self._step.add((prepare + forward + sample) / 1e6)
-        chosen = len(result.tokens) // 4
-        if result.accepted:  # behind a draft that was wrong there is -1
-            chosen = int((np.frombuffer(result.tokens, "<i4") >= 0).sum())
-        self._sampled += chosen
+        tokens = result.tokens
+        self._sampled += len(tokens) // _TOKEN_BYTES - tokens.count(_NO_TOKEN)
         self._failed_rows += len(result.failed)
 
     def read(self) -> Iterator[Measured]:

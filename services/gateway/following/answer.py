@@ -317,7 +317,8 @@ class Answer:
                 longest_pause_us=pause_us,
             )
         finish = finish_reason(worst) if error is None else error.reason
-        note(rid, "end", timeline.ended, timeline.ended, finish=finish)
+        failed = {} if error is None else {"status": error.http_status}
+        note(rid, "end", timeline.ended, timeline.ended, finish=finish, **failed)
         if self.head.traced:
             self._timelines.due(rid, _TRACE_DUE_MS)
 

@@ -52,10 +52,15 @@ def summary(
     largest: _Largest | None,
     notes: Sequence[str],
     refusal: Mapping[str, Any] | None = None,
+    failure: Mapping[str, Any] | None = None,
 ) -> str:
-    """A few sentences. `refusal` is what is said of a request that was not accepted."""
+    """A few sentences. `refusal` is what is said of a request that was not accepted, `failure` of the end of one that
+    ended with an error."""
     if refusal is not None:
         lines = [f"The request was refused after {_ms(total_ms)}, {_refused(refusal)}."]
+    elif failure is not None:
+        why = f"{failure['status']} {failure['finish'].lower()}"
+        lines = [f"The request failed after {_ms(total_ms)}: {why}."]
     else:
         took = "took" if state == "ended" else f"is {state} and has taken"
         lines = [f"The request {took} {_ms(total_ms)}."]

@@ -22,7 +22,9 @@ def test_memory_is_told_by_what_it_is(kind: type[DecoderDevice | EncoderDevice])
     assert (before["total"], before["used"]) == (total, total - free)
     held = torch.empty(100 * MIB, dtype=torch.uint8, device="npu")
     taken = asked(device)
-    assert held.nbytes <= taken["allocated"] - before["allocated"] < held.nbytes + 4096  # torch rounds up
+    assert (
+        held.nbytes <= taken["allocated"] - before["allocated"] < held.nbytes + 4096
+    )  # torch rounds up
     assert taken["used"] - before["used"] >= held.nbytes
     del held
     freed = asked(device)
