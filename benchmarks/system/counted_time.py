@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Generator
 from pathlib import Path
-from types import FunctionType
 from typing import Any
 
 FOLDER = "."  # the copy has another
@@ -31,7 +30,7 @@ class _Pages:
     """The page of this process, once it has counted anything."""
 
     def __init__(self) -> None:
-        self._page: memoryview | None = None
+        self._page: memoryview[float] | None = None
         os.register_at_fork(after_in_child=self._forget)
 
     def _forget(self) -> None:
@@ -42,7 +41,7 @@ class _Pages:
         page[number] += seconds
         page[number + 1] += 1
 
-    def _open(self) -> memoryview:
+    def _open(self) -> "memoryview[float]":
         path = Path(FOLDER) / str(os.getpid())
         path.write_bytes(bytes(8 * _NUMBERS))
         with path.open("r+b") as file:
@@ -76,7 +75,7 @@ def count(module: dict[str, Any], kind: str) -> None:
                     setattr(value, attribute, _counted(function, number))
 
 
-def _counted(function: FunctionType, number: int) -> Callable[..., Any]:
+def _counted(function: Callable[..., Any], number: int) -> Callable[..., Any]:
     plain = inspect.unwrap(function)
     if inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain):
         return function
@@ -121,7 +120,7 @@ class _Steps:
                 yield waits_for
                 step = functools.partial(next, self._work)
             except BaseException as error:  # a cancellation, most often
-                step = functools.partial(self._work.throw, error)  # type: ignore[attr-defined]
+                step = functools.partial(self._work.throw, error)
 
     def _take(self, step: Callable[[], Any]) -> Any:
         if _here.is_counting:

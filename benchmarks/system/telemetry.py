@@ -16,7 +16,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from statistics import median
 
+import numpy as np
 import redis
 
 from benchmarks.load.result import Result
@@ -92,12 +94,12 @@ class Counts:
 
     def look(self) -> dict[tuple[str, int], list[float]]:
         """The page of each process that has one, by its service and id."""
-        found = {}
+        found: dict[tuple[str, int], list[float]] = {}
         for service, pids in self._system.pids().items():
             for pid in pids:
                 path = self._folder / str(pid)
                 if path.exists():
-                    found[service, pid] = memoryview(path.read_bytes()).cast("d").tolist()
+                    found[service, pid] = np.fromfile(path, np.float64).tolist()
         return found
 
     def begin_scripts(self) -> None:
@@ -107,13 +109,18 @@ class Counts:
         self._redis.slowlog_reset()
 
     def scripts(self) -> dict[str, float]:
-        """The share of each kind in the time of all calls since."""
-        times: dict[str, float] = defaultdict(float)
+        """The share of each kind in the time of all calls since. Each call counts as the median of those of its script
+        or command: the log has times by the clock, and some calls were interrupted."""
+        durations: dict[tuple[bytes, ...], list[int]] = defaultdict(list)
         for call in self._redis.slowlog_get(1_000_000):
             words = call["command"].split(b" ", 2)
-            name = self._names.get(words[1].decode() if len(words) > 1 else "", "")
-            times[SCRIPTS.get(name, "")] += call["duration"]
+            is_script = words[0].upper().startswith(b"EVAL")
+            durations[tuple(words[: 1 + is_script])].append(call["duration"])
         self._redis.config_set("slowlog-log-slower-than", -1)
+        times: dict[str, float] = defaultdict(float)
+        for words, found in durations.items():
+            name = self._names.get(words[-1].decode(errors="replace"), "")
+            times[SCRIPTS.get(name, "")] += median(found) * len(found)
         return {kind: spent / sum(times.values()) for kind, spent in times.items() if kind}
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import fields
 
-import numpy as np
 from torch import Tensor
 
 from services.decoder.worker.plans.plan import Plan
@@ -77,7 +76,6 @@ SERIES = (
     *(BINDINGS, BOUND, SEQUENCES, MEMORY, DEVICE_MEMORY),
 )
 
-_sum = np.add.reduce  # the method `sum` of arrays takes twice as long for few elements
 _TOKEN_BYTES = 4
 # In the place of a token behind a draft that was wrong, or of a row that failed. Ids are smaller than 2**24, so that no
 # other bytes look like it.
@@ -98,7 +96,8 @@ class DecoderMeasures:
 
     def answered(self, plan: Plan, result: StepResult) -> None:
         """A step's result has left. The plan has the drafts that were run."""
-        self._computed += int(_sum(plan.row_count))
+        # Where a step has left the caches cold, a sum by NumPy takes 14 us, and this 2.
+        self._computed += sum(plan.row_count.tolist())
         times = result.times
         prepare, forward, sample = times.prepare_us, times.forward_us, times.sample_us
         self._prepare_us += prepare

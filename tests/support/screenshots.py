@@ -4,6 +4,7 @@ With a folder it leaves the documents as they are, and writes both pages into it
 """
 
 import asyncio
+import contextlib
 import io
 import sys
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ from typing import Any
 
 import openai
 import PIL.Image
-from playwright.async_api import Browser, expect
+from playwright.async_api import Browser
 
 from tests.support.browser import ChatPage, open_browser
 from tests.support.pictures import data_url, png
@@ -21,22 +22,23 @@ from tests.support.processes.system import System
 _IMAGES = Path(__file__).parents[2] / "docs/images"
 _MODEL = "tessera-demo"
 _STREAMS = 24
-_SECONDS = 90  # of load before the picture of the system, whose curves show the last minutes
+_SECONDS = 75  # of load before the picture of the system, whose curves grow while it is open
 _COLOURS = 256
 _DOCUMENTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "chat": ("chat", {"viewport": {"width": 1100, "height": 720}}),
     "system": ("system", {"viewport": {"width": 1100, "height": 800}, "color_scheme": "dark"}),
 }
 _PHONE = {"viewport": {"width": 390, "height": 780}, "is_mobile": True, "has_touch": True}
+_LOOKS: Mapping[str, Mapping[str, Any]] = {
+    "light": {"viewport": {"width": 1100, "height": 800}},
+    "dark": {"viewport": {"width": 1100, "height": 800}, "color_scheme": "dark"},
+    "phone": _PHONE,
+    "phone-dark": {**_PHONE, "color_scheme": "dark", "locale": "zh-CN"},
+}
 _VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     f"{page}-{name}": (page, options)
     for page in ("chat", "system")
-    for name, options in {
-        "light": {"viewport": {"width": 1100, "height": 800}},
-        "dark": {"viewport": {"width": 1100, "height": 800}, "color_scheme": "dark"},
-        "phone": _PHONE,
-        "phone-dark": {**_PHONE, "color_scheme": "dark", "locale": "zh-CN"},
-    }.items()
+    for name, options in _LOOKS.items()
 }
 
 
@@ -44,15 +46,19 @@ async def take(folder: Path, wanted: Mapping[str, tuple[str, Mapping[str, Any]]]
     """Writes a picture for each name."""
     with System(None, "--decoders", "2", "--vision-encoders", "2") as system:
         async with open_browser() as browser:
-            for name, (page, options) in wanted.items():
-                if page == "chat":
+            for name, (what, options) in wanted.items():
+                if what == "chat":
                     _write(folder / f"{name}.png", await _chat(browser, system, options))
             load = asyncio.create_task(_load(system))
+            looks = {name: options for name, (what, options) in wanted.items() if what == "system"}
+            url = f"{system.url}/system"
+            opened = {name: await ChatPage.open(browser, url, **looks[name]) for name in looks}
             await asyncio.sleep(_SECONDS)
-            for name, (page, options) in wanted.items():
-                if page == "system":
-                    _write(folder / f"{name}.png", await _system(browser, system, options))
+            for name, page in opened.items():
+                _write(folder / f"{name}.png", await page.page.screenshot(full_page=True))
             load.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await load
 
 
 async def _chat(browser: Browser, system: System, options: Mapping[str, Any]) -> bytes:
@@ -64,13 +70,6 @@ async def _chat(browser: Browser, system: System, options: Mapping[str, Any]) ->
     await chat.page.mouse.move(5, 400)  # nothing is hovered over
     await chat.page.wait_for_timeout(700)
     return await chat.page.screenshot()
-
-
-async def _system(browser: Browser, system: System, options: Mapping[str, Any]) -> bytes:
-    chat = await ChatPage.open(browser, f"{system.url}/system", **options)
-    await expect(chat.page.locator(".decoder")).to_have_count(2)
-    await chat.page.wait_for_timeout(20_000)  # its curves grow while it is open
-    return await chat.page.screenshot(full_page=True)
 
 
 async def _load(system: System) -> None:
@@ -96,15 +95,14 @@ async def _load(system: System) -> None:
 
         async def wrong() -> None:
             while True:
-                for body in ({"temperature": 9}, {"max_tokens": 10**6}):
-                    try:
+                for wrong in ({"temperature": 9}, {"max_tokens": 10**6}):
+                    with contextlib.suppress(openai.BadRequestError):
                         await client.chat.completions.create(
                             model=_MODEL,
                             messages=[{"role": "user", "content": "Hello"}],
-                            **body,  # type: ignore[arg-type]
+                            extra_body=wrong,
                         )
-                    except openai.BadRequestError:
-                        await asyncio.sleep(25)
+                    await asyncio.sleep(25)
 
         await asyncio.gather(wrong(), *(one(number) for number in range(_STREAMS)))
 
