@@ -27,6 +27,13 @@ _CALLED = {
     "deliver": "delivery to the client",
     "other": "what nobody has written of",
 }
+# At the decoder; the rest is planning and messages.
+_STEP_PARTS = {
+    "queue": "waiting for the step before",
+    "prepare": "preparing",
+    "forward": "the model",
+    "sample": "choosing tokens",
+}
 
 
 class _Largest(Protocol):
@@ -123,11 +130,12 @@ def _decode(spans: _Attributes) -> str:
     if not known:
         return "its tokens, one after the other"
     longest = max(known, key=lambda span: span["steps"])
-    parts = {name: longest[f"{name}_ms"] for name in ("queue", "prepare", "forward", "sample")}
+    parts = {name: longest[f"{name}_ms"] for name in _STEP_PARTS}
     most = max(parts, key=lambda name: parts[name])
     return (
         f"{tokens} tokens, one after the other: {longest['steps']} steps of {longest['step_ms']:.2f} ms in the mean, of"
-        f" which {parts[most]:.2f} ms were {most}, with {longest['step_tokens']:.1f} tokens of all sequences in a step"
+        f" which {_STEP_PARTS[most]} took {parts[most]:.2f} ms, with {longest['step_tokens']:.1f} tokens of all"
+        " sequences in a step"
     )
 
 
