@@ -15,6 +15,7 @@ MEASUREMENTS = {
         "schema_tpot": "time between tokens of eight streams with and without a JSON schema, through all services",
         "drafts": "time between tokens with and without drafts, of answers that repeat themselves and others",
         "path": "processor time of each process for each token and request, on any checkpoint",
+        "telemetry": "what timelines, metrics, traces and log lines take of all processor time",
         "gateway_request": "processor time of the gateway alone for each chat request, of several checkouts in turn",
         "large_requests": "for how long, and with how much memory, the largest requests keep a gateway",
         "leaks": "whether a process grows with the number of requests that it has served",

@@ -1,9 +1,11 @@
 """The device that a service with tensors computes on."""
 
 import importlib
+from typing import Any
 
 import torch
 
+from shared import host_memory
 from shared.ascend import NNAL, TOOLKIT
 from shared.devices import resolve_device
 from shared.errors import InvalidRequest
@@ -45,6 +47,24 @@ def _npu_fault() -> str:
         )
     npu = getattr(torch, "npu", None)
     return "" if npu is not None and npu.is_available() else "because torch_npu finds no device"
+
+
+def accelerator_memory(runtime: Any, device: torch.device) -> dict[str, int]:
+    """Bytes of an accelerator's memory: what this process's tensors have (allocated), what torch holds for them
+    (reserved), what all processes have (used), and all of it (total). runtime: torch's module for such devices, like
+    `torch.cuda`."""
+    free, total = runtime.mem_get_info(device)
+    return {
+        "allocated": int(runtime.memory_allocated(device)),
+        "reserved": int(runtime.memory_reserved(device)),
+        "used": total - free,
+        "total": total,
+    }
+
+
+def process_memory() -> dict[str, int]:
+    """Bytes of the host's memory where the CPU computes: what this process has (resident), and all of it (total)."""
+    return {"resident": host_memory.resident_bytes(), "total": host_memory.total_bytes()}
 
 
 def torch_arithmetic() -> str:

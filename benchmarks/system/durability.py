@@ -92,7 +92,15 @@ def _served(copy: Path, model: Path, variant: str) -> Iterator[System]:
                 raise RuntimeError(f"{file} has no {before!r}: this measurement needs mending")
             (copy / file).write_text(text.replace(before, after))
         path = os.pathsep.join([str(copy), str(copy / "protos")])
-        program = ("env", f"PYTHONPATH={path}", sys.executable, "-m", "services.launcher")
+        program = (
+            "env",
+            "-C",
+            str(copy),
+            f"PYTHONPATH={path}",
+            sys.executable,
+            "-m",
+            "services.launcher",
+        )
         with System(model, program=program) as system:
             yield system
     finally:

@@ -48,9 +48,9 @@ def main(arguments: list[str]) -> int:
     with System(told.model, *told.serve.split(), ready_within_s=300) as system:
         for name in told.workloads:
             settings = ["--base-url", system.url, "--least", "2", *["--words"] * told.words]
-            _run(name, [*settings, "--scale", str(told.scale * _WARM_UP)])
+            run_workload(name, [*settings, "--scale", str(told.scale * _WARM_UP)])
             before, steps_before = processor_seconds(system), step_totals(system)
-            result = _run(name, [*settings, "--scale", str(told.scale)])
+            result = run_workload(name, [*settings, "--scale", str(told.scale)])
             spent = {
                 service: s - before[service] for service, s in processor_seconds(system).items()
             }
@@ -76,7 +76,7 @@ def compare_checkouts(told: argparse.Namespace) -> int:
                     settings = ["--base-url", url, "--least", "1", "--seed", seed]
                     settings += ["--words"] * told.words
                     before = processor_seconds(systems[side])
-                    result = _run(name, [*settings, "--scale", str(told.scale)])
+                    result = run_workload(name, [*settings, "--scale", str(told.scale)])
                     after = processor_seconds(systems[side])
                     failed |= bool(result.failed)
                     of_token = 1e6 / max(1, result.output_tokens)
@@ -169,7 +169,8 @@ def _with_children(pid: int) -> list[psutil.Process]:
     return [process, *process.children(recursive=True)]
 
 
-def _run(name: str, arguments: list[str]) -> Result:
+def run_workload(name: str, arguments: list[str]) -> Result:
+    """Puts one of `compare`'s workloads on a server."""
     told = compare.parser().parse_args([name, *arguments])
     settings = compare.settings_of(name, told).model_copy(update={"num_warmups": 0})
     _, result, _ = uvloop.run(measure(settings))

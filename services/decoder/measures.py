@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from dataclasses import fields
 
-import numpy as np
 from torch import Tensor
 
 from services.decoder.worker.plans.plan import Plan
@@ -64,10 +63,23 @@ MEMORY = Series(
     ("kind",),
     unit="bytes",
 )
+DEVICE_MEMORY = Series(
+    "tessera_decoder_device_memory_bytes",
+    "gauge",
+    "Memory of the device that the decoder computes on: allocated (by this process's tensors), reserved (held for them"
+    " by torch), used (by all processes), total; of a CPU resident (this process) and total.",
+    ("device", "kind"),
+    unit="bytes",
+)
 SERIES = (
     *(STEP, PARTS, IDLE, COMPUTED, SAMPLED, FAILED_ROWS, FAILED_STEPS),
-    *(BINDINGS, BOUND, SEQUENCES, MEMORY),
+    *(BINDINGS, BOUND, SEQUENCES, MEMORY, DEVICE_MEMORY),
 )
+
+_TOKEN_BYTES = 4
+# In the place of a token behind a draft that was wrong, or of a row that failed. Ids are smaller than 2**24, so that no
+# other bytes look like it.
+_NO_TOKEN = (-1).to_bytes(_TOKEN_BYTES, "little", signed=True)
 
 
 class DecoderMeasures:
@@ -84,7 +96,8 @@ class DecoderMeasures:
 
     def answered(self, plan: Plan, result: StepResult) -> None:
         """A step's result has left. The plan has the drafts that were run."""
-        self._computed += int(plan.row_count.sum())
+        # Where a step has left the caches cold, a sum by NumPy takes 14 us, and this 2.
+        self._computed += sum(plan.row_count.tolist())
         times = result.times
         prepare, forward, sample = times.prepare_us, times.forward_us, times.sample_us
         self._prepare_us += prepare
@@ -92,10 +105,8 @@ class DecoderMeasures:
         self._sample_us += sample
         self._queue_us += times.queue_us
         self._step.add((prepare + forward + sample) / 1e6)
-        chosen = len(result.tokens) // 4
-        if result.accepted:  # behind a draft that was wrong there is -1
-            chosen = int((np.frombuffer(result.tokens, "<i4") >= 0).sum())
-        self._sampled += chosen
+        tokens = result.tokens
+        self._sampled += len(tokens) // _TOKEN_BYTES - tokens.count(_NO_TOKEN)
         self._failed_rows += len(result.failed)
 
     def read(self) -> Iterator[Measured]:
@@ -117,6 +128,9 @@ class DecoderMeasures:
         yield BOUND.of(int(self.is_bound))
         yield SEQUENCES.of(int(self._worker.slots.known.sum()))
         yield MEMORY.by(((kind,), size) for kind, size in self._memory())
+        device = self._worker.device
+        sizes = device.memory_by_kind()
+        yield DEVICE_MEMORY.by(((device.name, kind), size) for kind, size in sizes.items())
 
     def _memory(self) -> Iterator[tuple[str, int]]:
         layers, limits = self._worker.caches, self._worker.limits

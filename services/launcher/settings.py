@@ -168,7 +168,7 @@ class LogsSettings(Settings):
 
 
 class WhySettings(TlsClientSettings):
-    """Which request's timeline is shown."""
+    """Where a request's time went, in all services: the largest part, and what it waited for."""
 
     ENV_PREFIXES: ClassVar[tuple[str, ...]] = ("TESSERA_WHY_",)
     COMMON_VARIABLES: ClassVar[frozenset[str]] = frozenset({"api_key"})

@@ -1,6 +1,6 @@
 """What a vision encoder counts for its metrics."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from shared.environment import monotonic
 from shared.telemetry.series import WORK_S, Distribution, Measured, Series
@@ -68,9 +68,17 @@ CACHE_BYTES = Series(
     "Embeddings that are kept (--encoder-cache-bytes), and places of those being made.",
     unit="bytes",
 )
+DEVICE_MEMORY = Series(
+    "tessera_encoder_device_memory_bytes",
+    "gauge",
+    "Memory of the device that the tower runs on: allocated (by this process's tensors), reserved (held for them by"
+    " torch), used (by all processes), total; of a CPU resident (this process) and total.",
+    ("device", "kind"),
+    unit="bytes",
+)
 SERIES = (
     *(QUEUE, QUEUE_AGE, WAIT, BATCH_ITEMS, BATCH_PATCHES, COMPUTE, ROWS, FAILED),
-    *(QUERIES, HITS, REFUSED, CACHE_BYTES),
+    *(QUERIES, HITS, REFUSED, CACHE_BYTES, DEVICE_MEMORY),
 )
 
 
@@ -79,9 +87,12 @@ class EncoderMeasures:
 
     def __init__(self) -> None:
         self.queries = self.hits = self.refused = 0
-        # What is asked for when the page is: items that wait and when the oldest came, and the cache's bytes.
+        # What is asked for when the page is: items that wait and when the oldest came, the cache's bytes,
+        # the device's by what they are.
         self.waiting: Callable[[], tuple[int, float]] = lambda: (0, 0.0)
         self.cache_bytes: Callable[[], int] = lambda: 0
+        self.device = ""
+        self.device_memory: Callable[[], Mapping[str, int]] = dict
         self._wait = Distribution(WORK_S)
         self._compute = Distribution(WORK_S)
         self._items = Distribution(_ITEMS)
@@ -138,3 +149,5 @@ class EncoderMeasures:
         yield HITS.of(self.hits)
         yield REFUSED.of(self.refused)
         yield CACHE_BYTES.of(self.cache_bytes())
+        sizes = self.device_memory()
+        yield DEVICE_MEMORY.by(((self.device, kind), size) for kind, size in sizes.items())

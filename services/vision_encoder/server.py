@@ -56,6 +56,7 @@ async def serve(
         device, model, content = await asyncio.to_thread(_load, settings)
         profile = profile_ops(device) if settings.profile_ops else None
         encoder, numerics, measures = None, "", EncoderMeasures()
+        measures.device, measures.device_memory = device.name, device.memory_by_kind
         if model is None:
             log.warning("the checkpoint has no vision part; every Encode is refused")
         else:

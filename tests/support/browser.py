@@ -20,6 +20,25 @@ _FLAGS = [
     "--use-fake-ui-for-media-stream",
 ]
 _WAIT_MS = 60_000.0  # on a busy machine
+# A canvas that turns from blue to red, as a browser records it.
+_RECORD = """async () => {
+    const canvas = Object.assign(document.createElement("canvas"), { width: 96, height: 64 });
+    const context = canvas.getContext("2d");
+    const recorder = new MediaRecorder(canvas.captureStream(), { mimeType: "video/webm" });
+    const parts = [];
+    recorder.ondataavailable = ({ data }) => parts.push(data);
+    const ended = new Promise((end) => (recorder.onstop = end));
+    recorder.start();
+    for (let shade = 0; shade < 256; shade += 15) {
+        context.fillStyle = `rgb(${shade}, 0, ${255 - shade})`;
+        context.fillRect(0, 0, canvas.width, canvas.height);
+        await new Promise((wake) => setTimeout(wake, 40));
+    }
+    recorder.stop();
+    await ended;
+    const bytes = new Uint8Array(await new Blob(parts).arrayBuffer());
+    return btoa(String.fromCharCode(...bytes));
+}"""
 
 expect.set_options(timeout=_WAIT_MS)
 
@@ -105,6 +124,10 @@ class ChatPage:
         }"""
         sent = [[name, kind, base64.b64encode(data).decode()] for name, kind, data in files]
         await self.page.evaluate(script, [sent, paste])
+
+    async def film(self) -> bytes:
+        """A short video in WebM, 96 by 64 pixels, which the browser records of itself."""
+        return base64.b64decode(await self.page.evaluate(_RECORD))
 
     async def findings(self) -> list[str]:
         """What axe finds that is serious. Skips the test where npm has not brought axe."""

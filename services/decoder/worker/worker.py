@@ -198,6 +198,11 @@ class Worker:
         return self._model.forward(hidden, step, self._kv)
 
     @property
+    def device(self) -> Device:
+        """Where it computes."""
+        return self._device
+
+    @property
     def ranks(self) -> RankGroup | None:
         """The ranks that compute the model together; None where this process does alone."""
         return self._device.ops.ranks

@@ -316,8 +316,11 @@ class Answer:
                 tokens=tokens,
                 longest_pause_us=pause_us,
             )
-        finish = finish_reason(worst) if error is None else error.reason
-        note(rid, "end", timeline.ended, timeline.ended, finish=finish)
+        at = timeline.ended
+        if error is None:
+            note(rid, "end", at, at, finish=finish_reason(worst))
+        else:
+            note(rid, "end", at, at, finish=error.reason, status=error.http_status)
         if self.head.traced:
             self._timelines.due(rid, _TRACE_DUE_MS)
 

@@ -12,11 +12,11 @@ from prometheus_client.openmetrics.exposition import ALLOWUTF8
 
 from services.gateway.endings import FINISH_NAMES
 from services.gateway.telemetry.batch_metrics import BatchMetrics
-from services.gateway.telemetry.gap_histogram import GapHistogram
 from services.gateway.telemetry.http_metrics import HttpMetrics
 from services.gateway.telemetry.recent_errors import RecentErrors
 from services.gateway.telemetry.scheduler_load import SchedulerLoad
 from services.gateway.telemetry.timeline import Timeline
+from services.gateway.telemetry.token_series import GapHistogram, TokenCounter
 from shared.net.metrics_page import CONTENT_TYPE, EveryProcess, Page
 from shared.telemetry.exposition import MeasuresCollector, process_registry, text_of
 from shared.telemetry.series import Measures
@@ -77,7 +77,10 @@ class Metrics:
             registry=self.registry,
         )
         self._by_source = {of: by_source.labels(*self._labels, of) for of in _SOURCES}
-        self._generation_tokens = self._counter("vllm:generation_tokens", "Tokens given out.")
+        generated = TokenCounter(
+            "vllm:generation_tokens", "Tokens given out.", _LABELS, self._labels
+        )
+        self.registry.register(generated)
         cache = "Media items that were looked for in the caches of pixel values."
         self._mm_queries = self._counter("vllm:mm_cache_queries", cache)
         self._mm_hits = self._counter("vllm:mm_cache_hits", "Of these, those that were found.")
@@ -145,7 +148,7 @@ class Metrics:
             registry=self.registry,
         )
         self.inter_token = itl.observe
-        self.generated = self._generation_tokens.inc
+        self.generated = generated.add
 
     def watch(self, measures: Measures) -> None:
         """Shows what these read, whenever the page is asked for."""

@@ -96,7 +96,7 @@ def timeline_of(request_id: str, kept: KeptTimeline) -> RequestTimeline:
     """The timeline of what is kept of a request."""
     read = _read(kept)
     notes = _notes(read, kept)
-    read.spans += _takeovers(read)
+    read.spans += [*_takeovers(read), *_wait_without_end(read, kept)]
     read.spans.sort(key=lambda span: (span.start, -span.end))
     arrived = 1000 * kept.arrived_ms
     start = min((span.start for span in read.spans), default=arrived)
@@ -114,6 +114,8 @@ def timeline_of(request_id: str, kept: KeptTimeline) -> RequestTimeline:
         for span in read.spans
     ]
     refusal = next((span.attributes for span in spans if span.name == "refused"), None)
+    ends = [span.attributes for span in spans if span.name == "end"]
+    failure = ends[-1] if ends and "status" in ends[-1] else None
     total_ms = (end - start) / 1000
     largest = _largest(parts, spans, total_ms)
     return RequestTimeline(
@@ -128,7 +130,7 @@ def timeline_of(request_id: str, kept: KeptTimeline) -> RequestTimeline:
         parts=parts,
         notes=notes,
         clock_error_ms=round(read.clock_error_us / 1000, 3),
-        text=timeline_text.summary(kept.state, total_ms, parts, largest, notes, refusal),
+        text=timeline_text.summary(kept.state, total_ms, parts, largest, notes, refusal, failure),
     )
 
 
@@ -224,6 +226,13 @@ def _takeovers(read: _Read) -> Iterator[_Raw]:
                 "why": why,
             },
         )
+
+
+def _wait_without_end(read: _Read, kept: KeptTimeline) -> Iterator[_Raw]:
+    """The time in the queue of a request that has ended there: who takes a request writes it, and nobody did."""
+    admitted, ends = read.named("admit"), read.named("end")
+    if admitted and ends and not kept.attempts:
+        yield _Raw("queue", "queue", "", admitted[-1].end, ends[-1].start, {"inferred": True})
 
 
 def _parts(spans: Sequence[_Raw], start: int, end: int) -> dict[str, float]:

@@ -27,6 +27,13 @@ _CALLED = {
     "deliver": "delivery to the client",
     "other": "what nobody has written of",
 }
+# At the decoder; the rest is planning and messages.
+_STEP_PARTS = {
+    "queue": "waiting for the step before",
+    "prepare": "preparing",
+    "forward": "the model",
+    "sample": "choosing tokens",
+}
 
 
 class _Largest(Protocol):
@@ -52,10 +59,15 @@ def summary(
     largest: _Largest | None,
     notes: Sequence[str],
     refusal: Mapping[str, Any] | None = None,
+    failure: Mapping[str, Any] | None = None,
 ) -> str:
-    """A few sentences. `refusal` is what is said of a request that was not accepted."""
+    """A few sentences. `refusal` is what is said of a request that was not accepted, `failure` of the end of one that
+    ended with an error."""
     if refusal is not None:
         lines = [f"The request was refused after {_ms(total_ms)}, {_refused(refusal)}."]
+    elif failure is not None:
+        why = f"{failure['status']} {failure['finish'].lower()}"
+        lines = [f"The request failed after {_ms(total_ms)}: {why}."]
     else:
         took = "took" if state == "ended" else f"is {state} and has taken"
         lines = [f"The request {took} {_ms(total_ms)}."]
@@ -118,11 +130,12 @@ def _decode(spans: _Attributes) -> str:
     if not known:
         return "its tokens, one after the other"
     longest = max(known, key=lambda span: span["steps"])
-    parts = {name: longest[f"{name}_ms"] for name in ("queue", "prepare", "forward", "sample")}
+    parts = {name: longest[f"{name}_ms"] for name in _STEP_PARTS}
     most = max(parts, key=lambda name: parts[name])
     return (
         f"{tokens} tokens, one after the other: {longest['steps']} steps of {longest['step_ms']:.2f} ms in the mean, of"
-        f" which {parts[most]:.2f} ms were {most}, with {longest['step_tokens']:.1f} tokens of all sequences in a step"
+        f" which {_STEP_PARTS[most]} took {parts[most]:.2f} ms, with {longest['step_tokens']:.1f} tokens of all"
+        " sequences in a step"
     )
 
 

@@ -1,12 +1,16 @@
 """The page of the system in a real browser: every service with its load, the errors of all gateways, all of it live."""
 
+import asyncio
 import json
+import re
 from pathlib import Path
 
+import httpx
 from playwright.async_api import Browser, expect
 from tokenizers import Tokenizer
 
 from services.gateway.gateway import Gateway
+from services.launcher.why import waterfall
 from services.preprocess.measures import PreprocessMeasures
 from services.vision_encoder.measures import EncoderMeasures
 from shared.net import supervise
@@ -95,6 +99,47 @@ async def test_errors_of_all_gateways_are_shown_at_each(
     assert [by[error["gateway"]] for error in told["errors"]] == [stage.gateway.url, other.url]
     assert told["errors"][1]["request_id"] == refused.headers["x-tessera-request-id"]
     assert secret not in json.dumps(told)
+
+
+async def test_refusals_by_deadline_are_counted_and_seen(stage: Stage, browser: Browser) -> None:
+    """One that could not get its first token in time when it came, and one whose time in the queue ran out."""
+    stage.scheduler.taking = False
+    async with connect(stage.settings.redis_url) as redis:
+        await redis.hset(
+            Keys(MODEL).meta, "turn_ms", 30_000
+        )  # as first tokens came after each other
+    body = {"messages": [{"role": "user", "content": "a secret in a prompt"}]}
+
+    async def ask(**headers: str) -> httpx.Response:
+        named = {f"X-Tessera-{name}-Timeout": seconds for name, seconds in headers.items()}
+        return await stage.http.post("/v1/chat/completions", json=body, headers=named)
+
+    late = await ask(Queue="0.2")  # nobody waits, so it is accepted
+    waiting = asyncio.create_task(ask())
+    await stage.admitted(2)
+    refused = await ask(**{"First-Token": "20"})
+    assert (late.status_code, late.json()["error"]["code"]) == (504, "queue_timeout")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_too_long")
+    assert int(refused.headers["retry-after"]) > 0
+
+    counted = (await stage.http.get("/metrics")).text
+    assert 'tessera_rejections_total{reason="queue_too_long"} 1.0' in counted
+    assert re.search(r'vllm:request_success_total\{.*finished_reason="error".*\} 1\.0', counted)
+    chat = await ChatPage.open(browser, f"{stage.gateway.url}/system")
+    for status, code, answer in ((504, "queue_timeout", late), (429, "queue_too_long", refused)):
+        row = chat.page.locator("tr", has_text=code)
+        await expect(row).to_contain_text(str(status))
+        rid = answer.headers["x-tessera-request-id"]
+        await expect(row.locator("td").last).to_have_attribute("title", rid)
+        told = (await stage.http.get(f"/v1/requests/{rid}/timeline")).json()
+        assert f"{status} {code}" in told["text"] and "a secret" not in json.dumps(told)
+        (end,) = (s["attributes"] for s in told["spans"] if s["name"] in ("refused", "end"))
+        assert end["status"] == status and code.upper() in end.values()
+        assert told["text"] in "\n".join(waterfall(told, 80))
+        assert ("queue" in told["parts"]) == (answer is late)
+    assert chat.complaints == []
+    stage.scheduler.taking = True
+    assert (await waiting).status_code == 200
 
 
 async def test_the_page_of_the_system_is_live(stage: Stage, browser: Browser) -> None:

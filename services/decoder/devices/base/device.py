@@ -1,7 +1,7 @@
 """What a device decides: everything that is not the same on all of them is asked here."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -116,6 +116,10 @@ class Device(ABC):
     @abstractmethod
     def memory(self) -> Memory:
         """What there is now."""
+
+    @abstractmethod
+    def memory_by_kind(self) -> Mapping[str, int]:
+        """Bytes of a device's memory by what they are, for metrics; any thread may ask."""
 
     def require_free(self, share: float | None, sharers: int) -> None:
         """Called before weights are loaded. Raises Unavailable where others have of the device's memory what

@@ -2,7 +2,7 @@
 
 import contextlib
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -10,17 +10,16 @@ import structlog
 import torch
 from torch import Tensor
 
-from services.decoder.devices.base import host_memory
 from services.decoder.devices.base.cache_budget import CacheBudget
 from services.decoder.devices.base.device import Device, Memory
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.staging import Array, Download
 from services.decoder.devices.cpu.ops import CpuOps
 from services.decoder.devices.cpu.torch_ops import TorchCpuOps
-from shared import kv_cache_dtype, numerics, processors
+from shared import host_memory, kv_cache_dtype, numerics, processors
 from shared.cpu_kernels import binding
 from shared.cpu_kernels.packed_linear import TYPES
-from shared.torch_device import torch_arithmetic
+from shared.torch_device import process_memory, torch_arithmetic
 from shared.weights import scheme
 
 log = structlog.get_logger(__name__)
@@ -86,6 +85,10 @@ class CpuDevice(Device):
     def memory(self) -> Memory:
         """The host's, as far as our control group allows."""
         return Memory(host_memory.available_bytes(), host_memory.total_bytes())
+
+    def memory_by_kind(self) -> Mapping[str, int]:
+        """The process's and the host's: nothing is set aside."""
+        return process_memory()
 
     def cache_budget(
         self, share: float | None, sharers: int, step_bytes: int, reserved: int | None = None

@@ -1,12 +1,11 @@
 """The first CUDA device that the process sees."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from services.decoder.devices.base import host_memory
 from services.decoder.devices.base.cache_budget import CacheBudget
 from services.decoder.devices.base.device import Device, Memory
 from services.decoder.devices.base.graphs import Forward, Graphs
@@ -14,7 +13,8 @@ from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.staging import Event
 from services.decoder.devices.cuda.graphs import CudaGraphs
 from services.decoder.devices.cuda.ops import CudaOps
-from shared import numerics
+from shared import host_memory, numerics
+from shared.torch_device import accelerator_memory
 
 _SHARE = 0.9
 _SWAP_SHARE = 0.1
@@ -39,6 +39,10 @@ class CudaDevice(Device):
     def memory(self) -> Memory:
         """As the driver says, for all processes."""
         return Memory(*torch.cuda.mem_get_info(self.ops.device))
+
+    def memory_by_kind(self) -> Mapping[str, int]:
+        """As torch and the driver say."""
+        return accelerator_memory(torch.cuda, self.ops.device)
 
     def cache_budget(
         self, share: float | None, sharers: int, step_bytes: int, reserved: int | None = None

@@ -1,7 +1,7 @@
 """The first Ascend NPU that the process sees."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import ClassVar
@@ -10,7 +10,6 @@ import torch
 import torch_npu
 from torch import Tensor
 
-from services.decoder.devices.base import host_memory
 from services.decoder.devices.base.cache_budget import CacheBudget
 from services.decoder.devices.base.device import Device, Memory
 from services.decoder.devices.base.graphs import Forward, Graphs
@@ -22,9 +21,10 @@ from services.decoder.devices.npu.graphs import NpuGraphs
 from services.decoder.devices.npu.ops import NpuOps
 from services.decoder.devices.npu.ops_310p import Npu310POps
 from services.decoder.devices.npu.trials import survived
-from shared import numerics
+from shared import host_memory, numerics
 from shared.ascend import is_310p, npu_name
 from shared.errors import ServingError, Unavailable
+from shared.torch_device import accelerator_memory
 from shared.weights import scheme
 from shared.weights.scheme import Scheme
 
@@ -66,6 +66,11 @@ class NpuDevice(Device):
     def memory(self) -> Memory:
         """As the driver says, for all processes."""
         return Memory(*torch_npu.npu.mem_get_info())
+
+    def memory_by_kind(self) -> Mapping[str, int]:
+        """As torch and the driver say."""
+        self.bind_thread()
+        return accelerator_memory(torch_npu.npu, self.ops.device)
 
     def require_free(self, share: float | None, sharers: int) -> None:
         """Raises Unavailable naming what is free."""

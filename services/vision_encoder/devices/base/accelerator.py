@@ -1,6 +1,6 @@
 """A device with memory of its own, which pinned memory of the host is copied to and from."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from services.vision_encoder.devices.base.device import Device
+from shared.torch_device import accelerator_memory
 
 _ALIGNMENT = 64  # bytes: where each tensor begins in an upload
 # Of a device's memory, for workspaces of operators that torch does not count.
@@ -44,6 +45,11 @@ class Accelerator(Device):
         allowed = max(0, int(total * share) - reserved)
         self.runtime.set_per_process_memory_fraction(allowed / total)
         return MemoryBudget(total, allowed, int(self.runtime.memory_allocated()), reserved)
+
+    def memory_by_kind(self) -> Mapping[str, int]:
+        """As torch and the driver say."""
+        self.runtime.set_device(self.where)
+        return accelerator_memory(self.runtime, self.where)
 
     def free_unused(self) -> None:
         """What torch's allocator has cached."""

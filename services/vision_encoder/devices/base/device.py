@@ -1,7 +1,7 @@
 """What a device decides for an encoder: element types, memory, transfers, threads and operations."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
@@ -53,6 +53,10 @@ class Device(ABC):
     @abstractmethod
     def download(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """Rows [n, size] of several items on the host, all in one transfer, complete when this returns."""
+
+    @abstractmethod
+    def memory_by_kind(self) -> Mapping[str, int]:
+        """Bytes of the device's memory by what they are, for metrics; any thread may ask."""
 
     def free_unused(self) -> None:  # noqa: B027
         """Gives memory back that torch keeps for tensors to come. Of the host's it keeps none."""

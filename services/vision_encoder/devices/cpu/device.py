@@ -1,6 +1,6 @@
 """The CPU as the encoder's device: what is uploaded is there already."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import structlog
 import torch
@@ -12,7 +12,7 @@ from services.vision_encoder.devices.cpu.ops import KernelOps
 from shared import numerics
 from shared.cpu_kernels.binding import load_kernels
 from shared.cpu_kernels.packed_linear import TYPES
-from shared.torch_device import torch_arithmetic
+from shared.torch_device import process_memory, torch_arithmetic
 
 log = structlog.get_logger(__name__)
 
@@ -56,6 +56,10 @@ class CpuDevice(Device):
     def download(self, parts: Sequence[Tensor]) -> list[Tensor]:
         """The rows themselves."""
         return list(parts)
+
+    def memory_by_kind(self) -> Mapping[str, int]:
+        """The process's and the host's: nothing is set aside."""
+        return process_memory()
 
     def synchronize(self) -> None:
         """Nothing to wait for: what a call returns has been computed."""

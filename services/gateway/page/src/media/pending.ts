@@ -1,5 +1,6 @@
 // Files that were chosen for the next question, while they are read, previewed and counted.
 import { signal } from "@preact/signals";
+import { Failure } from "../api/failure";
 import { post } from "../api/http";
 import { newId } from "../state/chat";
 import { mediaPart } from "../state/messages";
@@ -11,7 +12,8 @@ import { kindOf } from "./kinds";
 
 const TEXT_BYTES = 200_000;
 const OVERHEAD = 64 << 10; // of a request beside a file
-const COUNTED_BYTES = 8 << 20; // larger files are not sent only to be counted
+const PLACE = /^messages\[0\]\.content\[0\]\S*: /; // where the server found a fault: in this very file
+const COUNTED_BYTES = 8 << 20; // what is larger is no longer counted once it is sent itself
 
 export interface Pending {
   id: string;
@@ -26,6 +28,7 @@ export class Files {
   readonly list = signal<Pending[]>([]);
   readonly refusals = signal<string[]>([]);
   private reading = new Map<string, Promise<void>>();
+  private counting = new Map<string, AbortController>(); // of large files
 
   /** `putText` gets the words of a text file. */
   constructor(private readonly putText: (text: string) => void) {}
@@ -53,6 +56,7 @@ export class Files {
   }
 
   remove(id: string): void {
+    this.counting.get(id)?.abort();
     const found = this.list.value.find((one) => one.id === id);
     if (found?.url) URL.revokeObjectURL(found.url);
     this.list.value = this.list.value.filter((one) => one.id !== id);
@@ -62,6 +66,7 @@ export class Files {
   async take(): Promise<Attachment[]> {
     await Promise.all(this.reading.values());
     const taken = this.list.value.flatMap((one) => (one.attachment ? [one.attachment] : []));
+    for (const control of this.counting.values()) control.abort();
     for (const one of this.list.value) if (one.url) URL.revokeObjectURL(one.url);
     this.list.value = [];
     return taken;
@@ -94,7 +99,7 @@ export class Files {
     await putMedia(id, blob);
     const attachment: Attachment = { id, kind: found.kind, name, type: found.type, size: blob.size };
     this.update(id, { url: URL.createObjectURL(blob), attachment });
-    if (blob.size <= COUNTED_BYTES) void this.count(id, attachment, blob);
+    void this.count(id, attachment, blob);
   }
 
   private async readText(id: string, file: File): Promise<void> {
@@ -108,15 +113,23 @@ export class Files {
     this.putText(`${file.name}:\n${fence}\n${text.trimEnd()}\n${fence}\n`);
   }
 
-  /** What it costs: the prompt with it, less the prompt without. */
+  /** What it costs: the prompt with it, less the prompt without. What the server refuses is not kept. */
   private async count(id: string, attachment: Attachment, blob: Blob): Promise<void> {
+    const control = new AbortController();
+    if (blob.size > COUNTED_BYTES) this.counting.set(id, control);
     try {
       const part = await mediaPart(attachment.kind, attachment.type, blob);
-      const [with_, without] = await Promise.all([countTokens([part]), countTokens("")]);
+      const [with_, without] = await Promise.all([countTokens([part], control.signal), countTokens("", control.signal)]);
       attachment.tokens = with_ - without;
       this.update(id, {});
-    } catch {
-      // it is sent without that figure
+    } catch (error) {
+      // For any other reason it is sent without that figure.
+      const refused = error instanceof Failure && error.status === 400;
+      if (refused && this.list.value.some((one) => one.id === id)) {
+        this.refuse(id, `${attachment.name}: ${error.message.replace(PLACE, "")}`);
+      }
+    } finally {
+      this.counting.delete(id);
     }
   }
 
@@ -125,11 +138,11 @@ export class Files {
   }
 }
 
-async function countTokens(content: unknown): Promise<number> {
-  return (await post<{ count: number }>("tokenize", { messages: [{ role: "user", content }] })).count;
+async function countTokens(content: unknown, signal: AbortSignal): Promise<number> {
+  return countPrompt([{ role: "user", content }], signal);
 }
 
-/** The tokens of a prompt of words alone. */
+/** The tokens of a prompt. */
 export async function countPrompt(messages: unknown[], signal: AbortSignal): Promise<number> {
   return (await post<{ count: number }>("tokenize", { messages }, signal)).count;
 }

@@ -35,6 +35,9 @@ export function takes(kind: "image" | "video"): boolean {
   return !system.value || system.value.takes.includes(kind);
 }
 
+/** Whether it is known to take videos. */
+export const takesVideos = computed(() => system.value?.takes.includes("video") ?? false);
+
 /** Asks until the server answers. */
 export async function findServer(): Promise<void> {
   for (;;) {

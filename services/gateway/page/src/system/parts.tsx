@@ -8,6 +8,7 @@ export function Row({ name, value }: { name: string; value: string }) {
   );
 }
 
+/** A socket's file says which replica it is; other addresses stay as they are. */
 export function shortAddress(address: string): string {
-  return address.replace(/^unix:.*\//, "unix:…/");
+  return address.replace(/^unix:.*\/(.+)\.sock$/, "$1");
 }

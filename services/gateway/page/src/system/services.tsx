@@ -54,13 +54,18 @@ export function Services({ state, names }: { state: SystemState; names: Readonly
   );
 }
 
+function titleOf(name: string, address: string): string {
+  const short = shortAddress(address);
+  return short === address ? `${name} ${address}` : short;
+}
+
 function Service({ service, name, one }: { service: string; name: string; one: Replica }) {
   const { load } = one;
   const rows = load && ROWS[service]?.(figureOf(load), figureOf(grown.value[one.id] ?? load));
   return (
     <article class="card decoder" data-service={service}>
       <h3 title={one.id}>
-        {name} {shortAddress(one.address)}
+        {titleOf(name, one.address)}
       </h3>
       {rows && (
         <dl class="table-list">

@@ -2,7 +2,7 @@ import { useEffect, useLayoutEffect, useMemo, useRef, useState } from "preact/ho
 import { ask, stopAll, writing } from "../state/answering";
 import { current, path, shown } from "../state/chat";
 import { wordsOf } from "../state/messages";
-import { model, mostTokens, takes } from "../state/server";
+import { model, mostTokens, takes, takesVideos } from "../state/server";
 import { settings } from "../state/settings";
 import { getMedia } from "../state/store";
 import type { Attachment } from "../state/types";
@@ -128,7 +128,7 @@ export function Composer({ edited }: Props) {
         ref={area}
         rows={1}
         aria-label={t("message")}
-        placeholder={t(withMedia && isWide ? "placeholder" : "placeholderText")}
+        placeholder={t(!isWide || !withMedia ? "placeholderText" : takesVideos.value ? "placeholderVideos" : "placeholder")}
         value={text}
         onInput={(event) => setText(event.currentTarget.value)}
         onKeyDown={onKeyDown}

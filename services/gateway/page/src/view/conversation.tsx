@@ -1,7 +1,7 @@
 import { useEffect, useLayoutEffect, useRef } from "preact/hooks";
 import { writing } from "../state/answering";
 import { current, shown, type Open } from "../state/chat";
-import { model, takes, trouble } from "../state/server";
+import { model, takes, takesVideos, trouble } from "../state/server";
 import { draw, drawnFile, examplesFor, type Example } from "../media/examples";
 import { language, t } from "../text/text";
 import { example } from "./composer";
@@ -15,7 +15,7 @@ function Welcome() {
   return (
     <section class="welcome">
       <h1>{t("hello")}</h1>
-      <p class="quiet">{trouble.value || (takes("image") ? t("helloMedia") : "")}</p>
+      <p class="quiet">{trouble.value || (takesVideos.value ? t("helloVideos") : takes("image") ? t("helloMedia") : "")}</p>
       {examples.length > 0 && (
         <>
           <h2 class="quiet">{t("examples")}</h2>

@@ -17,7 +17,16 @@ export function Preview({ kind, url, name, large }: { kind: Attachment["kind"]; 
     );
   }
   if (kind === "image") return <img src={url} alt={name} onError={() => setFailed(true)} />;
-  return <video src={url} muted playsInline controls={large ?? false} preload="metadata" aria-label={name} onError={() => setFailed(true)} />;
+  const video = <video src={url} muted playsInline controls={large ?? false} preload="metadata" aria-label={name} onError={() => setFailed(true)} />;
+  if (large) return video;
+  return (
+    <span class="clip">
+      {video}
+      <span class="play">
+        <Icon name="play" />
+      </span>
+    </span>
+  );
 }
 
 function useMediaUrl(id: string): string {
