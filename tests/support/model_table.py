@@ -41,7 +41,7 @@ before pictures are seen: of GraniteDocling with `min_patches` 1 one that is a s
 
 """
 _QUANTIZED = """
-`--kv-cache-dtype int8` keeps the keys and values of every model here in 8 bits on the CPU
+`--kv-cache-dtype int8` keeps the keys and values of every model here in 8 bits on the CPU and on Ascend 910B
 ([operations.md](operations.md#keys-and-values-of-8-bits)). Refused are models that have none, and those by the code of
 transformers with biases above 8 in an attention whose keys are not made by a `k_proj`.
 
