@@ -39,7 +39,11 @@ def test_every_operation_is_right(device: NpuDevice) -> None:
     wrong = [result for result in tried if not result.ok]
     assert not wrong
     heads = (Heads(4, 2, 64), Heads(4, 2, 64, window=True), Heads(8, 4, 256))
-    codes = (Coded(64, 96, 4, 32, has_zeros=True), Coded(64, 64, 8, 0, activations=8))
+    codes = (
+        Coded(64, 96, 4, 32, has_zeros=True),
+        Coded(64, 64, 8, 0, activations=8),
+        Coded(64, 64, 8, 0, activations=8, fixed=True),
+    )
     cache = (CodedHeads(4, 2, 64, 64), CodedHeads(4, 2, 64, 96, 2), Writing(2, 96, coded=True))
     for asked in (*heads, Writing(2, 192), *codes, *cache):
         assert try_forms(device, asked).ok

@@ -85,7 +85,8 @@ async def test_a_decoder_of_codes_says_what_transformers_says(
 
 
 def loaded(folder: Path, kind: str, **options: Any) -> Any:
-    given = {"model": folder, "device": "npu", "dtype": "float16", "graphs": "off", **options}
+    given = {"model": folder, "device": "npu", "dtype": "float16", "graphs": "off"}
+    given |= {"kv_cache_memory_bytes": 16 << 20, **options}
     return load(DecoderSettings.model_validate({**given, "kv_cache_dtype": kind}))
 
 

@@ -85,6 +85,7 @@ def by_forms(device: NpuDevice, kind: str) -> Iterator[Result]:
     for out, inputs in _CODED_SIZES:
         asked += [Coded(out, inputs, *how) for how in _CODED]
         asked.append(Coded(out, inputs, 8, 0, activations=8))
+        asked.append(Coded(out, inputs, 8, 0, activations=8, fixed=True))
     forms = {each: device.ops.known_forms(each) for each in asked}
     attempts = [(each, form) for each in asked for form in forms[each]]
     tried = trials.apart_or_here(device.ops, attempts)
@@ -134,6 +135,7 @@ def _name_of(asked: Asked) -> str:
             scales = f"groups of {asked.group}" if asked.group else "one scale an output"
             zeros = " and zero points" if asked.has_zeros else ""
             met = ", activations of 8 bits" if asked.activations == 8 else ""
+            met += " with one step" if asked.fixed else ""
             size = f"{asked.out} x {asked.inputs}"
             return f"a weight {size} of {asked.bits} bits, {scales}{zeros}{met}"
         case Heads():

@@ -16,7 +16,7 @@ ATTENTION = ("TND", "TND+1", "BSND", "NZ", "NZ-host", "int8_BSND", "int8_BNSD")
 WRITING = ("reshape_and_cache", "scatter_pa", "index_put")
 EXPERTS = ("grouped", "grouped_nz", "grouped_finalize", "gating_softmax")
 WEIGHTS = ("weights_nz",)
-CODES = ("weight_quant", "weight_quant_t", "quant_matmul")
+CODES = ("weight_quant", "weight_quant_t", "quant_matmul", "quant_matmul_fixed")
 NAMES = (*ATTENTION, *WRITING, *EXPERTS, *WEIGHTS, *CODES, REFERENCE)
 
 
@@ -100,7 +100,7 @@ class Weights:
 @dataclass(frozen=True)
 class Coded:
     """What a product with a weight of codes is tried for: see `QuantizedWeight`. `inputs`: columns of codes;
-    `activations`: bits in which these meet the codes."""
+    `activations`: bits in which these meet the codes; `fixed`: with one step for all tokens."""
 
     out: int
     inputs: int
@@ -108,6 +108,7 @@ class Coded:
     group: int
     has_zeros: bool = False
     activations: int = 16
+    fixed: bool = False
 
 
 Asked = Heads | CodedHeads | Writing | Grouping | Routing | Weights | Coded
