@@ -106,6 +106,16 @@ def test_a_cache_of_codes_has_another_fingerprint_and_more_tokens(tmp_path: Path
     assert plain.device.attention_bytes(plain.worker.model.layers[0], 1000) == 0
 
 
+def test_memory_is_left_for_the_numbers_of_the_longest_sequence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_checkpoint(tmp_path / "model", "llama")
+    before = loaded(folder, "int8").profile.step_bytes
+    of_longest = NpuDevice.attention_bytes
+    monkeypatch.setattr(NpuDevice, "attention_bytes", lambda *given: of_longest(*given) + (1 << 30))
+    assert loaded(folder, "int8").profile.step_bytes == before + (1 << 30)
+
+
 def test_where_attention_to_codes_is_wrong_the_decoder_does_not_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -122,15 +122,19 @@ def of_step(
     """`BaseOps.paged_attention` over codes: by the kernel where a row has a single query that sees all keys, else over
     numbers that are made of them. others: what else is asked. Raises InvalidRequest where no form of the kernel is
     right."""
-    out = q.new_zeros((q.shape[0], q.shape[1], v.shape[-1]))
     alone = 0
+    found: Tensor | None = None
     if all(value is None for value in others.values()) and not meta.bidirectional:
         # Of prompts too, so that it is known before anything is served whether there is one.
         form, alone = _form(ops.forms, q.shape[1], kv), meta.num_decodes
         if alone:
             table, lengths = meta.block_table[:alone], meta.kv_lens[:alone]
-            found = attend(q[:alone], kv, table, lengths, form, scale)
-            out[:alone] = found[..., : v.shape[-1]]
+            found = attend(q[:alone], kv, table, lengths, form, scale)[..., : v.shape[-1]]
+            if alone == len(q):
+                return found
+    out = q.new_zeros((q.shape[0], q.shape[1], v.shape[-1]))
+    if found is not None:
+        out[:alone] = found
     if alone == meta.n:
         return out
     if torch_npu.npu.is_current_stream_capturing():
