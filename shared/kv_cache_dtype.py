@@ -14,3 +14,12 @@ def refused(name: str, why: str) -> InvalidRequest:
     return InvalidRequest(
         "UNSUPPORTED_KV_CACHE", f"--kv-cache-dtype {name}: {why}", field="kv_cache_dtype"
     )
+
+
+def require_on_npu(name: str, is_310p: bool) -> None:
+    """Raises InvalidRequest for a cache that no operator of these NPUs attends to."""
+    if name != AUTO and is_310p:
+        raise refused(
+            name,
+            "on an Ascend 310P no operator attends to codes (a 910B has one); leave the flag away",
+        )

@@ -71,8 +71,9 @@ class DecoderOptions(ComputeSettings, LoraSettings, ModelLengthSettings, Profile
     )
     kv_cache_dtype: KvCacheDtype = Field(
         "auto",
-        description="How keys and values of the KV cache are kept: auto, as the model computes; int8, on the CPU, as"
-        " codes of 8 bits with a scale for each token and head, so that 1.9 times as many tokens fit.",
+        description="How keys and values of the KV cache are kept: auto, as the model computes; int8, on the CPU and"
+        " on Ascend 910B, as codes of 8 bits with a scale for each token and head, so that 1.9 times as many tokens"
+        " fit.",
     )
     trust_remote_code: bool = Field(
         False, description="Run model code that the checkpoint brings, where transformers has none."

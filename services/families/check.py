@@ -104,9 +104,11 @@ def _require_device(checkpoint: Checkpoint, device: str, quantization: str, kv_c
         raise scheme.refused(
             quantization, f"it is for the CPU and NPUs, and not for {device}; leave the flag away"
         )
-    if kv_cache != kv_cache_dtype.AUTO and device != "cpu":
+    if device == "npu":
+        kv_cache_dtype.require_on_npu(kv_cache, is_310p())
+    elif kv_cache != kv_cache_dtype.AUTO and device != "cpu":
         raise kv_cache_dtype.refused(
-            kv_cache, f"it is for the CPU, and not for {device}; leave the flag away"
+            kv_cache, f"it is for the CPU and NPUs, and not for {device}; leave the flag away"
         )
     if device == "npu" and is_310p():
         with understood(checkpoint.folder):

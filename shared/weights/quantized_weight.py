@@ -49,6 +49,8 @@ class QuantizedWeight:
     factors: Tensor | None = None  # int8 [out, groups]
     minimum_factors: Tensor | None = None  # int8 [out, groups]
     span: tuple[int, int] = (0, 255)  # the least and the largest code that there may be, of 8 bits
+    # Of activations of 8 bits the step and the zero that the checkpoint has for all tokens.
+    fixed: tuple[float, int] | None = None
 
     def __post_init__(self) -> None:
         out, columns = self.codes.shape[0], self.columns

@@ -32,6 +32,7 @@ def stacked(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
         zeros=_joined([part.zeros for part in parts]),
         minima=_joined([part.minima for part in parts]),
         activations=max(part.activations for part in parts),
+        fixed=first.fixed if all(part.fixed == first.fixed for part in parts) else None,
         factors=_joined([part.factors for part in parts]),
         minimum_factors=_joined([part.minimum_factors for part in parts]),
         span=(min(least for least, _ in spans), max(most for _, most in spans)),

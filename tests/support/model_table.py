@@ -41,7 +41,7 @@ before pictures are seen: of GraniteDocling with `min_patches` 1 one that is a s
 
 """
 _QUANTIZED = """
-`--kv-cache-dtype int8` keeps the keys and values of every model here in 8 bits on the CPU
+`--kv-cache-dtype int8` keeps the keys and values of every model here in 8 bits on the CPU and on Ascend 910B
 ([operations.md](operations.md#keys-and-values-of-8-bits)). Refused are models that have none, and those by the code of
 transformers with biases above 8 in an attention whose keys are not made by a `k_proj`.
 
@@ -72,8 +72,8 @@ W4A8, sparse kinds, quantized caches, norms that were moved (`module.weight`, bi
 Groups have to divide the inputs. Layers that are computed as one, such as queries, keys and values, get one form where
 they are quantized in different ways, which says the numbers of all; their inputs have to be in one order. On the
 CPU activations are not quantized as `compressed-tensors` and msmodelslim say: they keep more bits. On
-[Ascend NPUs](ascend.md#weights-of-codes) they have 8 where these say so, with a step for each token: stored steps of
-activations are not used. Numbers of 8
+[Ascend NPUs](ascend.md#weights-of-codes) they have 8 where these say so: static W8A8 of msmodelslim
+with the step that is stored, all others with a step for each token. Numbers of 8
 bits (e4m3) become what is stored times its scale, in the model's type: they take the memory of that, unless
 `--quantization` makes codes of them.
 

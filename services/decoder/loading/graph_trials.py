@@ -8,6 +8,7 @@ import torch
 
 from services.decoder.devices.base.device import Device
 from services.decoder.devices.base.graphs import blank_step
+from services.decoder.models.cache_spec import cache_spec
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.steps.step import Step
 from services.decoder.worker.worker import Worker
@@ -20,6 +21,7 @@ class Trials:
 
     def __init__(self, model: DecoderModel, device: Device, worker: Worker) -> None:
         self.device, self.call, self._worker = device, worker.forward, worker
+        self._specs = cache_spec(model.layers).paged
         self._axes, self._vocabulary = max(1, model.rotary_axes), model.config.vocab_size
         # The block that a row ends in; there are two beside block 0 unless all sequences have one.
         self._last = min(2, worker.limits.num_blocks - 1)
@@ -57,14 +59,26 @@ class Trials:
         try:
             yield
         finally:
-            self._fill({_FIRST: 0.0, self._last: 0.0})
+            for kv in self._worker.caches:
+                for block in {_FIRST, self._last}:
+                    self.device.ops.scrub(kv, self._slots(block))
 
     def _fill(self, scales: dict[int, float]) -> None:
         ops, generator = self.device.ops, torch.Generator().manual_seed(0)
-        for kv in self._worker.caches:
+        count = self.device.block_size
+        table = torch.zeros((1, 1), dtype=torch.int32, device=ops.device)
+        metas = {
+            block: ops.make_meta([count], [count], table, self._slots(block)) for block in scales
+        }
+        for kv, spec in zip(self._worker.caches, self._specs, strict=True):
             for block, scale in scales.items():
                 keys, values = (
-                    torch.rand(part.shape, generator=generator).to(part.dtype)
-                    for part in ops.export_block(kv, block)
+                    torch.rand((count, spec.num_kv_heads, size), generator=generator)
+                    for size in (spec.k_size, spec.v_size)
                 )
-                ops.import_block(kv, block, keys * bool(scale), values * scale)
+                k, v = (part.to(ops.device, ops.dtype) for part in (keys, values * scale))
+                ops.kv_write(k, v, kv, metas[block])
+
+    def _slots(self, block: int) -> torch.Tensor:
+        first = block * self.device.block_size
+        return torch.arange(first, first + self.device.block_size).to(self.device.ops.device)

@@ -38,6 +38,8 @@ def profile(
     spec = cache_spec(model.layers)
     # Of layers of several kinds the first does not tell the rest.
     in_full = device.profile_in_full or not spec.is_paged_alone
+    # Its sequences have no more tokens than the step, and layers use the same memory one after the other.
+    longest = max((device.attention_bytes(each, max_model_len) for each in spec.paged), default=0)
     with torch.inference_mode():
         if in_full:
             largest = _Trial(model, device, max_tokens, max_model_len, spec)
@@ -57,7 +59,7 @@ def profile(
         one.run(1)
         least, more = _seconds(one), _seconds(several)
     token_s = max(0.0, more - least) / max(1, timed - 1)
-    return Profile(step_bytes, 1e6 * max(0.0, least - token_s), 1e6 * token_s)
+    return Profile(step_bytes + longest, 1e6 * max(0.0, least - token_s), 1e6 * token_s)
 
 
 def _scaled_bytes(

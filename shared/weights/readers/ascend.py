@@ -20,8 +20,9 @@ class Ascend(AscendLayout):
         codes = stored.view(torch.uint8) ^ 128
         activations = 8 if self.codes.has_whole_activations(tensors.name("weight")) else 16
         if tensors.has("deq_scale"):
-            scales = _steps(tensors)[rows, None] / _one(tensors, "input_scale")
-            return QuantizedWeight(codes, scales, 8, 0, activations=8)
+            step, zero = _one(tensors, "input_scale"), _zero(tensors)
+            scales = _steps(tensors)[rows, None] / step
+            return QuantizedWeight(codes, scales, 8, 0, activations=8, fixed=(step, zero))
         scales = _matrix(tensors, "weight_scale", rows)
         if not scales.isfinite().all():
             raise BadCodes("weight_scale", "it has an element that is no number, or infinite")
@@ -36,8 +37,7 @@ class Ascend(AscendLayout):
         if not tensors.has("quant_bias"):
             return None
         whole = tensors.whole("quant_bias").double()
-        zero = _one(tensors, "input_offset") if tensors.has("input_offset") else 0.0
-        if zero:
+        if zero := _zero(tensors):
             for first in range(0, len(whole), _ROWS):
                 some = slice(first, min(first + _ROWS, len(whole)))
                 whole[some] += zero * tensors.part("weight", some, ALL).sum(1, dtype=torch.int64)
@@ -61,6 +61,14 @@ def _one(tensors: Tensors, name: str) -> float:
     if name == "input_scale" and not found > 0:
         raise BadCodes(name, f"it is {found}")
     return found
+
+
+def _zero(tensors: Tensors) -> int:
+    """Of activations."""
+    found = _one(tensors, "input_offset") if tensors.has("input_offset") else 0.0
+    if found != round(found) or abs(found) > 128:
+        raise BadCodes("input_offset", f"it is {found}, and no whole number of 8 bits")
+    return int(found)
 
 
 def _matrix(tensors: Tensors, name: str, rows: slice) -> Tensor:

@@ -15,7 +15,7 @@ from services.decoder.devices.npu.checks.check_cases import Cases
 from services.decoder.devices.npu.checks.check_steps import StepCases
 from services.decoder.devices.npu.device import NpuDevice
 from services.decoder.devices.npu.errors import explain
-from services.decoder.devices.npu.forms import Asked, Coded, Heads, Writing
+from services.decoder.devices.npu.forms import Asked, Coded, CodedHeads, Heads, Writing
 from services.decoder.devices.npu.trials import trials
 from shared.operation_check import Case, Result, try_case
 
@@ -39,8 +39,13 @@ def test_every_operation_is_right(device: NpuDevice) -> None:
     wrong = [result for result in tried if not result.ok]
     assert not wrong
     heads = (Heads(4, 2, 64), Heads(4, 2, 64, window=True), Heads(8, 4, 256))
-    codes = (Coded(64, 96, 4, 32, has_zeros=True), Coded(64, 64, 8, 0, activations=8))
-    for asked in (*heads, Writing(2, 192), *codes):
+    codes = (
+        Coded(64, 96, 4, 32, has_zeros=True),
+        Coded(64, 64, 8, 0, activations=8),
+        Coded(64, 64, 8, 0, activations=8, fixed=True),
+    )
+    cache = (CodedHeads(4, 2, 64, 64), CodedHeads(4, 2, 64, 96, 2), Writing(2, 96, coded=True))
+    for asked in (*heads, Writing(2, 192), *codes, *cache):
         assert try_forms(device, asked).ok
     for window in (False, True):
         result = try_forms(device, Heads(4, 2, 64, window=window, sinks=True))

@@ -1,6 +1,7 @@
 """On an NPU weights of codes are multiplied as they are where an operator takes them, else as the numbers they mean."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from services.decoder.devices.npu.device import NpuDevice
 from services.decoder.devices.npu.ops import NpuOps
 from shared.weights.linear_weight import LinearWeight, StackedWeight, as_codes
 from tests.ascend.environment import npu_environment
-from tests.ascend.support import random, run_python
+from tests.ascend.support import largest_difference, random, run_python
 from tests.support.decoder.coded_weights import FORMS, Form
 
 OUT, INPUTS = 64, 256
@@ -142,6 +143,88 @@ def test_an_operator_that_gives_other_products_is_not_taken(
     assert line["reason"] == "no operator multiplies with such codes here"
 
 
+STEP, ZERO = 0.025, 5  # of activations, some of which are larger than the last whole number
+
+
+def with_fixed_steps(dtype: torch.dtype, bias: Tensor | None) -> tuple[LinearWeight, Tensor]:
+    """A weight whose activations have one step for all, and what it is of those of `rows`, by whole numbers."""
+    codes = replace(Form(bits=8).make(OUT, INPUTS), activations=8, fixed=(STEP, ZERO))
+    whole = (rows(dtype).double() / STEP).round().add(ZERO).clamp(-128, 127) - ZERO
+    expected = whole * STEP @ codes.dequantize(torch.float64).T
+    return as_codes(codes, bias), expected if bias is None else expected + bias
+
+
+def rows(dtype: torch.dtype) -> Tensor:
+    return 2 * random(70, INPUTS, dtype=dtype)
+
+
+@pytest.mark.parametrize("bias", [None, torch.linspace(-1, 1, OUT)], ids=["no bias", "bias"])
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+def test_activations_have_the_step_of_the_checkpoint(
+    dtype: torch.dtype, bias: Tensor | None
+) -> None:
+    """Others are cut off where it says, and its zero is taken away again."""
+    ops = NpuDevice(dtype).ops
+    weight, expected = with_fixed_steps(dtype, bias)
+    packed = ops.pack(weight)
+    assert isinstance(packed, CodedLinear) and packed.form == coded_linear.FIXED
+    found = ops.linear(rows(dtype).to("npu"), packed).cpu()
+    assert found.dtype == dtype
+    assert largest_difference(found, expected) < 0.005 * float(expected.abs().max())
+    # As a rank of two has it, whose summands have the zero of their own inputs.
+    halves = [weight.shard("in", [(first, first + INPUTS // 2)]) for first in (0, INPUTS // 2)]
+    sums = [
+        ops.linear(some.contiguous().to("npu"), ops.pack(half))
+        for some, half in zip(rows(dtype).chunk(2, 1), halves, strict=True)
+    ]
+    whole = expected if bias is None else expected - bias
+    own = torch.zeros(OUT) if bias is None else 2 * bias  # each has the whole one
+    assert largest_difference(
+        sums[0].cpu().float() + sums[1].cpu().float() - own, whole
+    ) < 0.01 * float(whole.abs().max())
+
+
+def test_of_layers_with_other_steps_each_token_has_its_own() -> None:
+    """Where they are computed as one."""
+    ops = NpuDevice(torch.float16).ops
+    made = Form(bits=8).make(OUT, INPUTS)
+    alike, other = (
+        StackedWeight(
+            [
+                as_codes(replace(made, activations=8, fixed=fixed))
+                for fixed in ((STEP, ZERO), second)
+            ]
+        )
+        for second in ((STEP, ZERO), (2 * STEP, ZERO))
+    )
+    for weight, form in ((alike, coded_linear.FIXED), (other, coded_linear.WHOLE)):
+        packed = ops.pack(weight)
+        assert isinstance(packed, CodedLinear) and packed.form == form
+
+
+@pytest.mark.parametrize("wrong", ["npu_quantize", "bias"])
+def test_fixed_steps_that_an_operator_takes_otherwise_are_not_taken(
+    monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
+    if wrong == "npu_quantize":
+        quantize = torch_npu.npu_quantize
+
+        def multiplied(x: Tensor, steps: Tensor, *others: object) -> object:
+            return quantize(x, 1 / steps, *others)
+
+        monkeypatch.setattr(torch_npu, wrong, multiplied)
+    else:
+        product = torch_npu.npu_quant_matmul
+
+        def unbiased(*given: object, bias: object, **options: object) -> object:
+            kept = bias if "pertoken_scale" in options else None
+            return product(*given, bias=kept, **options)
+
+        monkeypatch.setattr(torch_npu, "npu_quant_matmul", unbiased)
+    packed = NpuDevice(torch.float16).ops.pack(with_fixed_steps(torch.float16, None)[0])
+    assert isinstance(packed, CodedLinear) and packed.form == coded_linear.WHOLE
+
+
 def test_no_more_than_a_part_is_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coded_linear, "_MOST_AT_ONCE", 64 * INPUTS)
     codes = Form(group=32).make(200, INPUTS)
@@ -161,6 +244,7 @@ def test_no_more_than_a_part_is_read_at_once(monkeypatch: pytest.MonkeyPatch) ->
 
 _310P = """
 import torch
+from services.decoder.devices.npu import coded_linear
 from services.decoder.devices.npu.device import NpuDevice
 from shared.errors import InvalidRequest
 from shared.weights.linear_weight import as_codes
@@ -169,6 +253,12 @@ from tests.support.decoder.coded_weights import FORMS, Form
 device = NpuDevice(torch.float16)
 kept = {str(form) for form in FORMS if require_products(device.ops, as_codes(form.make(64, 256)))}
 assert kept == {"int8-g0-float32", "int8-g0-bfloat16-zeros"}, kept
+from tests.ascend.decoder.test_codes import largest_difference, rows, with_fixed_steps
+weight, expected = with_fixed_steps(torch.float16, torch.linspace(-1, 1, 64))
+packed = device.ops.pack(weight)
+assert packed.form == coded_linear.FIXED
+found = device.ops.linear(rows(torch.float16).to("npu"), packed)
+assert largest_difference(found, expected) < 0.005 * float(expected.abs().max())
 device.require_scheme("int8")
 for name in ("int4", "int8g128", "int8-fast"):
     try:

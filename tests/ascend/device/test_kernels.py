@@ -191,6 +191,59 @@ def test_attention_refuses_what_its_documents_exclude(
         torch_npu.npu_fused_infer_attention_score(**sent)
 
 
+def of_codes(cache: Cache) -> dict[str, Tensor]:
+    """Keys and values of 8 bits, a scale for each token and head, that mean nearly what the cache has."""
+    found = {}
+    for name, part in (("key", cache.k), ("value", cache.v)):
+        codes, scales = torch_npu.npu_dynamic_quant(part.nan_to_num().to("npu"))
+        found[name] = codes.view(40, BLOCK, -1)
+        found[f"{name}_antiquant_scale"] = scales.transpose(1, 2).contiguous()
+    return found
+
+
+def over_codes(query: Tensor, cache: Cache, **changes: object) -> Tensor:
+    modes = {"key_antiquant_mode": 5, "value_antiquant_mode": 5, "input_layout": "BSND"}
+    options = cache.paged(**of_codes(cache), **modes, actual_seq_lengths_kv=LENGTHS)
+    out: Tensor = torch_npu.npu_fused_infer_attention_score(
+        query.to("npu"), **{**options, **changes}
+    )[0]
+    return out.cpu()
+
+
+def test_keys_of_8_bits_have_a_scale_for_each_token_and_head() -> None:
+    cache, query = Cache(), random(len(LENGTHS), 1, HEADS, SIZE, seed=99)
+    found = over_codes(query, cache)
+    for row, part in enumerate(query):
+        assert largest_difference(found[row], cache.expected(part, row)) < 0.05
+    turned = over_codes(query.transpose(1, 2).contiguous(), cache, input_layout="BNSD")
+    assert torch.equal(turned[:, :, 0], found[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"key_antiquant_mode": 0, "value_antiquant_mode": 0}, "modes"),
+        ({"value_antiquant_mode": 0}, "modes"),
+        ({"value_antiquant_scale": None}, "without the other"),
+        ({"key_antiquant_scale": torch.ones(40, KV_HEADS, BLOCK).half()}, "float16"),
+        ({"key_antiquant_scale": torch.ones(40, BLOCK, KV_HEADS)}, "for blocks, heads and tokens"),
+        ({"input_layout": "TND", "actual_seq_lengths": [1, 2, 3, 4, 5]}, "layout TND"),
+        ({"query": random(5, 2, HEADS, SIZE)}, "queries of one token"),
+        ({"key_antiquant_scale": None, "value_antiquant_scale": None}, "modes"),
+    ],
+)
+def test_attention_over_codes_refuses_what_its_documents_exclude(
+    changes: dict[str, object], message: str
+) -> None:
+    sent = {name: x.to("npu") if isinstance(x, Tensor) else x for name, x in changes.items()}
+    query = sent.pop("query", random(5, 1, HEADS, SIZE))
+    if sent.get("input_layout") == "TND":
+        query = random(5, HEADS, SIZE)
+    assert isinstance(query, Tensor)
+    with pytest.raises(Refused, match=message):
+        over_codes(query, Cache(), **sent)
+
+
 def test_keys_and_values_are_written_to_their_slots() -> None:
     rows, slots = random(3, KV_HEADS, SIZE), torch.tensor([130, 255, 256], dtype=torch.int32)
     scatter = partial(torch_npu.npu_scatter_pa_kv_cache, cache_mode="Norm")

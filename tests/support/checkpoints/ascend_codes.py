@@ -12,6 +12,7 @@ from tests.support.checkpoints.coded import LAYERS
 
 DESCRIPTION, WEIGHTS = "quant_model_description.json", "quant_model_weights.safetensors"
 STATIC = "W8A8"
+STEP, ZERO = 0.03125, 3  # of activations
 
 
 def write_ascend(folder: Path, dense: Path, kind: str, *, half: bool = False) -> list[str]:
@@ -52,11 +53,11 @@ def _drawn(shape: torch.Size, generator: torch.Generator) -> tuple[Tensor, Tenso
 
 
 def _static(codes: Tensor, scales: Tensor, bias: Tensor | None, half: bool) -> dict[str, Tensor]:
-    """With one step for all activations, whose zero is 3."""
-    step, zero = torch.tensor([0.03125]), torch.tensor([3.0])
+    """With one step for all activations."""
+    step, zero = torch.tensor([STEP]), torch.tensor([float(ZERO)])
     steps = step * scales
     own = torch.zeros(len(codes)) if bias is None else bias.float()
-    whole = own.double() / steps - 3 * codes.sum(1, dtype=torch.int64)
+    whole = own.double() / steps - ZERO * codes.sum(1, dtype=torch.int64)
     return {
         "weight": codes,
         "input_scale": step,
@@ -70,5 +71,5 @@ def _bias_of(new: dict[str, Tensor]) -> Tensor:
     """What is left of a bias as whole steps."""
     steps = new["deq_scale"]
     steps = steps.int().view(torch.float32) if steps.dtype == torch.int64 else steps
-    whole = new["quant_bias"] + 3 * new["weight"].sum(1, dtype=torch.int64)
+    whole = new["quant_bias"] + ZERO * new["weight"].sum(1, dtype=torch.int64)
     return (whole.double() * steps).float()

@@ -17,6 +17,7 @@ from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.staging import Array, Download, Event, Staging
 from services.decoder.sampling.logits_processors.token_masks import TokenMatcher
 from services.decoder.sampling.sampler import Sampler
+from services.decoder.steps.attention_meta import KVSpec
 from shared import kv_cache_dtype
 from shared.checkpoint.folder import Checkpoint
 from shared.devices import require_dtype
@@ -141,6 +142,10 @@ class Device(ABC):
     @abstractmethod
     def peak_bytes(self, run: Callable[[], None]) -> int:
         """How much more memory than now `run` takes at its highest; 0 where that cannot be measured."""
+
+    def attention_bytes(self, spec: KVSpec, tokens: int) -> int:
+        """What attention to a sequence of so many tokens takes beside what the profile's largest step tells of."""
+        return 0
 
     def free_unused(self) -> None:  # noqa: B027
         """Gives back what the process holds of the device's memory and does not use. Most have nothing to do."""

@@ -19,6 +19,7 @@ from services.decoder.devices.npu.errors import explain
 from services.decoder.devices.npu.forms import (
     Asked,
     Coded,
+    CodedHeads,
     Grouping,
     Heads,
     Routing,
@@ -32,6 +33,8 @@ from shared.operation_check import Result, print_results, seconds_of, try_case
 
 # Heads of queries, of keys, and the size of each, as models have them.
 _HEADS = ((14, 2, 64), (28, 4, 128), (32, 8, 128), (16, 16, 128), (7, 1, 128), (8, 4, 256))
+# Of Qwen2: elements of keys with large biases have two digits.
+_LARGE_HEADS = (28, 4, 128, 160, 4)
 _HEADS_WITH_SINKS = (64, 8, 64)
 _WRITTEN = ((2, 64), (8, 128), (1, 128))
 # Experts of Qwen3-30B-A3B, DeepSeek-V2-Lite and, with biases, of small ones.
@@ -74,11 +77,15 @@ def by_forms(device: NpuDevice, kind: str) -> Iterator[Result]:
         asked.append(Heads(*_HEADS_WITH_SINKS, window=window, sinks=True))
     asked += [Grouping(*sizes) for sizes in _EXPERTS]
     asked += [Routing(*sizes) for sizes in _CHOICES]
-    if not is_310p():  # which has no other layout
+    if not is_310p():  # which has no other layout, and no attention to codes
+        asked += [Writing(num_kv, size, coded=True) for num_kv, size in _WRITTEN]
+        asked += [CodedHeads(*heads, heads[-1]) for heads in _HEADS]
+        asked.append(CodedHeads(*_LARGE_HEADS))
         asked += [Weights(*sizes, faster=True) for sizes in _WEIGHTS]
     for out, inputs in _CODED_SIZES:
         asked += [Coded(out, inputs, *how) for how in _CODED]
         asked.append(Coded(out, inputs, 8, 0, activations=8))
+        asked.append(Coded(out, inputs, 8, 0, activations=8, fixed=True))
     forms = {each: device.ops.known_forms(each) for each in asked}
     attempts = [(each, form) for each in asked for form in forms[each]]
     tried = trials.apart_or_here(device.ops, attempts)
@@ -111,7 +118,13 @@ def result_of_forms(device: NpuDevice, asked: Asked, tried: Sequence[Trial], kin
 def _name_of(asked: Asked) -> str:
     match asked:
         case Writing():
-            return f"writing {asked.num_kv} heads of {asked.size}"
+            return (
+                f"writing {asked.num_kv} heads of {asked.size}{' in 8 bits' if asked.coded else ''}"
+            )
+        case CodedHeads():
+            large = f", {asked.upper} of them large" if asked.upper else ""
+            heads = f"{asked.num_q}/{asked.num_kv} heads of {asked.size} elements"
+            return f"attention to keys and values of 8 bits, {heads}{large}"
         case Grouping():
             return f"{asked.count} experts of {asked.inner} units over {asked.hidden}"
         case Routing():
@@ -122,6 +135,7 @@ def _name_of(asked: Asked) -> str:
             scales = f"groups of {asked.group}" if asked.group else "one scale an output"
             zeros = " and zero points" if asked.has_zeros else ""
             met = ", activations of 8 bits" if asked.activations == 8 else ""
+            met += " with one step" if asked.fixed else ""
             size = f"{asked.out} x {asked.inputs}"
             return f"a weight {size} of {asked.bits} bits, {scales}{zeros}{met}"
         case Heads():

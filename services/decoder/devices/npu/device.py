@@ -15,13 +15,16 @@ from services.decoder.devices.base.device import Device, Memory
 from services.decoder.devices.base.graphs import Forward, Graphs
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.staging import Event
+from services.decoder.devices.npu.coded_cache import numbers_bytes
 from services.decoder.devices.npu.errors import translate
 from services.decoder.devices.npu.forms import Choice
+from services.decoder.devices.npu.fused_attention import padded_size
 from services.decoder.devices.npu.graphs import NpuGraphs
 from services.decoder.devices.npu.ops import NpuOps
 from services.decoder.devices.npu.ops_310p import Npu310POps
 from services.decoder.devices.npu.trials import survived
-from shared import host_memory, numerics
+from services.decoder.steps.attention_meta import KVSpec
+from shared import host_memory, kv_cache_dtype, numerics
 from shared.ascend import is_310p, npu_name
 from shared.errors import ServingError, Unavailable
 from shared.torch_device import accelerator_memory
@@ -130,6 +133,13 @@ class NpuDevice(Device):
         self.synchronize()
         return int(torch_npu.npu.max_memory_allocated()) - before
 
+    def attention_bytes(self, spec: KVSpec, tokens: int) -> int:
+        """Of codes: the numbers that are made of them for prompts."""
+        if not spec.coded:
+            return 0
+        width = padded_size(max(spec.k_size, spec.v_size))
+        return numbers_bytes(spec, tokens, width)
+
     def free_unused(self) -> None:
         """What torch's allocator has cached."""
         torch_npu.npu.empty_cache()
@@ -162,6 +172,10 @@ class NpuDevice(Device):
     def require_scheme(self, name: str) -> None:
         """Raises InvalidRequest for one that no operator here multiplies with."""
         scheme.require_on_npu(name, is_310p())
+
+    def require_kv_cache(self, name: str) -> None:
+        """Raises InvalidRequest on a 310P. Elsewhere attention is tried with the model's heads once there is one."""
+        kv_cache_dtype.require_on_npu(name, is_310p())
 
     def find_scheme(self, name: str, parameters: int) -> Scheme | None:
         """Where activations have 8 bits too, weights have one scale for each output: the operator takes no groups."""

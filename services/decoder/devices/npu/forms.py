@@ -12,11 +12,11 @@ from shared.errors import InvalidRequest
 log = structlog.get_logger(__name__)
 
 REFERENCE = "reference"
-ATTENTION = ("TND", "TND+1", "BSND", "NZ", "NZ-host")
+ATTENTION = ("TND", "TND+1", "BSND", "NZ", "NZ-host", "int8_BSND", "int8_BNSD")
 WRITING = ("reshape_and_cache", "scatter_pa", "index_put")
 EXPERTS = ("grouped", "grouped_nz", "grouped_finalize", "gating_softmax")
 WEIGHTS = ("weights_nz",)
-CODES = ("weight_quant", "weight_quant_t", "quant_matmul")
+CODES = ("weight_quant", "weight_quant_t", "quant_matmul", "quant_matmul_fixed")
 NAMES = (*ATTENTION, *WRITING, *EXPERTS, *WEIGHTS, *CODES, REFERENCE)
 
 
@@ -25,7 +25,8 @@ class Form:
     """How the kernel is called. `window_offset`: tokens before the query that a window of 0 would have."""
 
     # Of attention: TND: all queries one behind the other; BSND: a batch of sequences of one length; NZ: over a cache in
-    # tiles, with the lengths of keys on the device; NZ-host: with these on the host. Of all others: the operator.
+    # tiles, with the lengths of keys on the device; NZ-host: with these on the host; int8_...: over codes, in this
+    # layout. Of all others: the operator.
     layout: str
     window_offset: int = -1
 
@@ -47,11 +48,25 @@ class Heads:
 
 
 @dataclass(frozen=True)
+class CodedHeads:
+    """What a form of attention to keys and values of 8 bits is tried for, by single queries: heads of queries and of
+    keys, the size of each, of how many elements upper digits lie behind those (`UpperDigits`), and elements of all."""
+
+    num_q: int
+    num_kv: int
+    size: int
+    width: int
+    upper: int = 0
+
+
+@dataclass(frozen=True)
 class Writing:
-    """What a form of writing to the cache is tried for: heads of keys, and the size of each there."""
+    """What a form of writing to the cache is tried for: heads of keys, the size of each there, and whether they are
+    codes of 8 bits."""
 
     num_kv: int
     size: int
+    coded: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,7 +100,7 @@ class Weights:
 @dataclass(frozen=True)
 class Coded:
     """What a product with a weight of codes is tried for: see `QuantizedWeight`. `inputs`: columns of codes;
-    `activations`: bits in which these meet the codes."""
+    `activations`: bits in which these meet the codes; `fixed`: with one step for all tokens."""
 
     out: int
     inputs: int
@@ -93,11 +108,12 @@ class Coded:
     group: int
     has_zeros: bool = False
     activations: int = 16
+    fixed: bool = False
 
 
-Asked = Heads | Writing | Grouping | Routing | Weights | Coded
+Asked = Heads | CodedHeads | Writing | Grouping | Routing | Weights | Coded
 KINDS: dict[str, type[Asked]] = {
-    kind.__name__: kind for kind in (Heads, Writing, Grouping, Routing, Weights, Coded)
+    kind.__name__: kind for kind in (Heads, CodedHeads, Writing, Grouping, Routing, Weights, Coded)
 }
 
 
@@ -152,6 +168,8 @@ class Forms:
             self._found[asked] = found = self._find(asked)
             if found is None and isinstance(asked, Coded):
                 log.warning("no form is right: codes become numbers", asked=str(asked))
+            elif found is None and isinstance(asked, CodedHeads):
+                log.warning("no form attends to keys and values of 8 bits", asked=str(asked))
             elif found is None:
                 log.warning("the reference computes, slowly: no form is right", asked=str(asked))
             else:

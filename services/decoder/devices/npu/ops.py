@@ -3,14 +3,12 @@ is left to the reference."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import structlog
 import torch
-import torch.nn.functional as F
 import torch_npu
 from torch import Tensor
 
@@ -19,17 +17,22 @@ from services.decoder.devices.base.experts import ExpertLayer, PackedExperts, Ro
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.use import Use
 from services.decoder.devices.npu import (
+    coded_attention,
+    coded_cache,
     coded_linear,
     fused_attention,
     grouped_experts,
     tiled_weights,
 )
 from services.decoder.devices.npu.attention_call import attention_calls
+from services.decoder.devices.npu.cache import NpuKV, moved_runs, widened, zeros
+from services.decoder.devices.npu.coded_cache import CodedKV
 from services.decoder.devices.npu.coded_linear import CodedLinear
 from services.decoder.devices.npu.forms import (
     Asked,
     Choice,
     Coded,
+    CodedHeads,
     Form,
     Forms,
     Grouping,
@@ -56,14 +59,6 @@ log = structlog.get_logger(__name__)
 _WIDEST_ROTATION = 896  # elements of a head, from which on the operator refuses
 
 _NO_CHOICE = Choice()
-
-
-@dataclass(frozen=True)
-class NpuKV(PagedKV):
-    """Keys and values [blocks, block_size, num_kv, P]: heads of `k_size` and `v_size` elements, and zeros."""
-
-    k_size: int
-    v_size: int
 
 
 class NpuOps(BaseOps):
@@ -236,35 +231,63 @@ class NpuOps(BaseOps):
     # The cache
 
     def block_bytes(self, spec: KVSpec) -> int:
-        """With the zeros that heads are filled up with."""
+        """With the zeros that heads are filled up with, and the scales of codes."""
+        if spec.coded:
+            return coded_cache.block_bytes(spec, self.block_size)
         width = padded_size(max(spec.k_size, spec.v_size))
         return 2 * self.block_size * spec.num_kv_heads * width * spec.dtype.itemsize
 
     def _zeros(self, spec: KVSpec, num_blocks: int, device: torch.device) -> PagedKV:
-        shape = self._shape(spec, num_blocks)
-        k, v = (torch.zeros(shape, dtype=spec.dtype, device=device) for _ in range(2))
-        return NpuKV(k, v, spec.k_size, spec.v_size)
+        return self._made(spec, num_blocks, device)
 
-    def _shape(self, spec: KVSpec, num_blocks: int) -> tuple[int, ...]:
+    def _made(self, spec: KVSpec, num_blocks: int, device: torch.device | None) -> PagedKV:
+        if spec.coded:
+            return CodedKV.make(spec, num_blocks, self.block_size, device)
         width = padded_size(max(spec.k_size, spec.v_size))
-        return (num_blocks, self.block_size, spec.num_kv_heads, width)
+        shape = (num_blocks, self.block_size, spec.num_kv_heads, width)
+        k, v = (zeros(shape, spec.dtype, device) for _ in range(2))
+        return NpuKV(k, v, spec.k_size, spec.v_size)
 
     def alloc_host_kv(self, spec: KVSpec, num_blocks: int) -> PagedKV:
         """Pinned, so that copies to and from the device need no staging."""
-        shape = self._shape(spec, num_blocks)
-        k, v = (torch.zeros(shape, dtype=spec.dtype, pin_memory=True) for _ in range(2))
-        return NpuKV(k, v, spec.k_size, spec.v_size)
+        return self._made(spec, num_blocks, None)
 
     def kv_write(self, k: Tensor, v: Tensor, kv: PagedKV, meta: AttnMeta) -> None:
         """Writes this step's keys and values [T, num_kv, D] where `meta.slots` says; no slot may be there twice."""
+        if isinstance(kv, CodedKV):
+            self.write_codes(k, v, kv, meta.slots, self._scale_places(kv, meta))
+            return
         _, width = self.cached_heads(kv)
-        self.write(self.widened(k, width), self.widened(v, width), kv, meta.slots)
+        self.write(widened(k, width), widened(v, width), kv, meta.slots)
+
+    def write_codes(self, k: Tensor, v: Tensor, kv: CodedKV, slots: Tensor, places: Tensor) -> None:
+        """Keys and values [n, num_kv, D] as codes to slots, int32 [n]; their scales to places, see `CodedKV.places`."""
+        codes, scales = kv.coded(k, v)
+        self.write(*codes, kv, slots)
+        for cache, some in zip((kv.k_scales, kv.v_scales), scales, strict=True):
+            cache.view(-1).index_put_((places,), some.flatten())
+
+    def _scale_places(self, kv: CodedKV, meta: AttnMeta) -> Tensor:
+        """Found by the first layer of a step, for all. What was found before a capture would not follow its inputs."""
+        captured = torch_npu.npu.is_current_stream_capturing()
+        key = f"scales of {kv.k_scales.shape[1]} heads{' in a graph' if captured else ''}"
+        if key not in meta.device_state:
+            meta.device_state[key] = kv.places(meta.slots)
+        found: Tensor = meta.device_state[key]
+        return found
 
     def scrub(self, kv: PagedKV, slots: Tensor) -> None:
         """Writes zeros."""
-        shape = (len(slots), *self.cached_heads(kv))
-        zeros = torch.zeros(shape, dtype=kv.k.dtype, device=self.device)
-        self.write(zeros, zeros, kv, slots.to(torch.int32))
+        slots = slots.to(torch.int32)
+        blank = torch.zeros(
+            (len(slots), *self.cached_heads(kv)), dtype=kv.k.dtype, device=self.device
+        )
+        self.write(blank, blank, kv, slots)
+        if isinstance(kv, CodedKV):
+            places = kv.places(slots)
+            for cache in (kv.k_scales, kv.v_scales):
+                none = torch.zeros(len(places), dtype=cache.dtype, device=self.device)
+                cache.view(-1).index_put_((places,), none)
 
     def cached_heads(self, kv: PagedKV) -> tuple[int, int]:
         """Heads of keys in a cache, and elements of each."""
@@ -272,7 +295,8 @@ class NpuOps(BaseOps):
 
     def write(self, k: Tensor, v: Tensor, kv: PagedKV, slots: Tensor) -> None:
         """Puts keys and values of the cache's own width [n, num_kv, P] at slots, int32 [n]."""
-        form = self.forms.form(Writing(*self.cached_heads(kv)))
+        asked = Writing(*self.cached_heads(kv), coded=isinstance(kv, CodedKV))
+        form = self.forms.form(asked)
         self.write_by(form, k, v, kv, slots)
 
     def write_by(self, form: Form | None, k: Tensor, v: Tensor, kv: PagedKV, slots: Tensor) -> None:
@@ -289,34 +313,30 @@ class NpuOps(BaseOps):
         kv.k.flatten(0, 1).index_put_((slots,), k)
         kv.v.flatten(0, 1).index_put_((slots,), v)
 
-    @staticmethod
-    def widened(x: Tensor, width: int) -> Tensor:
-        """Contiguous heads [..., width], what is missing filled up with zeros."""
-        return x.contiguous() if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
-
     def swap_blocks(self, source: PagedKV, target: PagedKV, src: Tensor, dst: Tensor) -> None:
         """Between device and host, on a stream of its own: behind what was submitted before, before what comes."""
+        pairs = list(zip(_own(source).pairs(), _own(target).pairs(), strict=True))
         if source.k.device == target.k.device:
-            super().swap_blocks(source, target, src, dst)
+            for ours, theirs in pairs:
+                super().swap_blocks(PagedKV(*ours), PagedKV(*theirs), src, dst)
             return
         compute = torch_npu.npu.current_stream()
         self._moves.wait_stream(compute)
         with torch_npu.npu.stream(self._moves):
-            for old, new in ((source.k, target.k), (source.v, target.v)):
-                for first, place, count in _moved_runs(src, dst):
-                    new[place : place + count].copy_(old[first : first + count], non_blocking=True)
+            for first, place, count in moved_runs(src, dst):
+                for olds, news in pairs:
+                    for old, new in zip(olds, news, strict=True):
+                        moved = old[first : first + count]
+                        new[place : place + count].copy_(moved, non_blocking=True)
         compute.wait_stream(self._moves)
 
     def export_block(self, kv: PagedKV, block: int) -> tuple[Tensor, Tensor]:
-        """One block in the canonical layout (token of the block, kv head, element)."""
-        k_size, v_size = _sizes(kv)
-        return kv.k[block, ..., :k_size].clone(), kv.v[block, ..., :v_size].clone()
+        """One block in the canonical layout (token of the block, kv head, element); codes as bytes, see `CodedKV`."""
+        return _own(kv).read(block)
 
     def import_block(self, kv: PagedKV, block: int, k: Tensor, v: Tensor) -> None:
         """Writes one block given in the canonical layout."""
-        k_size, v_size = _sizes(kv)
-        kv.k[block, ..., :k_size] = k.to(kv.k.device)
-        kv.v[block, ..., :v_size] = v.to(kv.v.device)
+        _own(kv).replace_block(block, k, v)
 
     # Attention
 
@@ -331,7 +351,7 @@ class NpuOps(BaseOps):
         """Adds the calls that attention takes; slots become int32."""
         slots = slots.to(torch.int32)
         meta = super().make_meta(counts, kv_lens, block_table, slots, bidirectional)
-        meta.device_state["calls"] = attention_calls(meta, self._send)
+        meta.device_state["calls"] = attention_calls(meta, self.send)
         return meta
 
     def paged_attention(
@@ -348,7 +368,11 @@ class NpuOps(BaseOps):
         softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """As the reference says; chunks, soft caps, and spans under a window are left to it."""
+        """As the reference says; chunks, soft caps, and spans under a window are left to it. Raises InvalidRequest for
+        codes that no form attends to."""
+        if isinstance(kv, CodedKV):
+            others = {"window": window, "chunk": chunk, "softcap": softcap, "sinks": sinks}
+            return coded_attention.of_step(self, q, k, v, kv, meta, scale, others)
         width = kv.k.shape[-1]
         heads = Heads(q.shape[1], kv.k.shape[2], width, window is not None, sinks is not None)
         cut = window is not None and bool(meta.bidirectional)
@@ -370,7 +394,7 @@ class NpuOps(BaseOps):
             )
         calls = meta.device_state["calls"]
         tokens = meta.cu_q[-1]
-        wide = self.widened(q[:tokens], width)
+        wide = widened(q[:tokens], width)
         found = self._fused.attend(wide, kv, calls, form, scale, window, sinks)
         found = found[..., : v.shape[-1]]
         if tokens == q.shape[0]:
@@ -386,6 +410,8 @@ class NpuOps(BaseOps):
         match asked:
             case Heads():
                 return self.attention_forms(asked)
+            case CodedHeads():
+                return [] if self.is_310p else coded_attention.forms(asked)
             case Writing():
                 return [Form(name) for name in self.write_forms()]
             case Grouping():
@@ -410,6 +436,8 @@ class NpuOps(BaseOps):
         match asked:
             case Heads():
                 return self.attention_error(asked, form)
+            case CodedHeads():
+                return coded_attention.error(self, asked, form)
             case Writing():
                 return write_error(self, asked, form), 0.0
             case Grouping():
@@ -443,28 +471,14 @@ class NpuOps(BaseOps):
 
     def gather(self, kv: PagedKV, table: Tensor, length: int) -> tuple[Tensor, Tensor]:
         """Without the zeros that heads are filled up with."""
-        k, v = super().gather(kv, table, length)
-        k_size, v_size = _sizes(kv)
-        return k[..., :k_size], v[..., :v_size]
+        k, v = _own(kv).numbers(table[: -(-length // self.block_size)].long())
+        return k.flatten(0, 1)[:length], v.flatten(0, 1)[:length]
 
-    def _send(self, array: "np.ndarray[tuple[int, ...], np.dtype[np.int64]]") -> Tensor:
+    def send(self, array: "np.ndarray[tuple[int, ...], np.dtype[np.int64]]") -> Tensor:
         """A small host array on the device; nothing waits for the transfer."""
         return torch.from_numpy(array).pin_memory().to(self.device, non_blocking=True)
 
 
-def _sizes(kv: PagedKV) -> tuple[int, int]:
+def _own(kv: PagedKV) -> NpuKV:
     assert isinstance(kv, NpuKV)
-    return kv.k_size, kv.v_size
-
-
-def _moved_runs(src: Tensor, dst: Tensor) -> list[tuple[int, int, int]]:
-    """Blocks (from, to, count) that lie side by side in both places."""
-    runs: list[tuple[int, int, int]] = []
-    places: Any = zip(src.tolist(), dst.tolist(), strict=True)
-    for old, new in places:
-        if runs and runs[-1][0] + runs[-1][2] == old and runs[-1][1] + runs[-1][2] == new:
-            first, place, count = runs.pop()
-            runs.append((first, place, count + 1))
-        else:
-            runs.append((old, new, 1))
-    return runs
+    return kv

@@ -13,9 +13,10 @@ from torch import Tensor
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.use import Use
 from services.decoder.devices.npu import tiled_attention, tiled_weights
+from services.decoder.devices.npu.cache import NpuKV, widened
 from services.decoder.devices.npu.forms import Form, Heads
 from services.decoder.devices.npu.fused_attention import padded_size
-from services.decoder.devices.npu.ops import NpuKV, NpuOps
+from services.decoder.devices.npu.ops import NpuOps
 from services.decoder.devices.npu.tiled_attention import NZ, TILE, divided
 from services.decoder.devices.npu.trials.telling_batch import TellingBatch
 from services.decoder.steps.attention_meta import AttnMeta, KVSpec, PagedKV
@@ -190,7 +191,7 @@ class Npu310POps(NpuOps):
         """Adds the call that attention takes."""
         slots = slots.to(torch.int32)
         meta = BaseOps.make_meta(self, counts, kv_lens, block_table, slots, bidirectional)
-        meta.device_state["call"] = tiled_attention.tiled_call(meta, self._send)
+        meta.device_state["call"] = tiled_attention.tiled_call(meta, self.send)
         return meta
 
     def paged_attention(
@@ -233,7 +234,7 @@ class Npu310POps(NpuOps):
         """[T, num_q, P]; padding rows give zeros."""
         num_kv, width = self.cached_heads(kv)
         tokens, num_q = meta.cu_q[-1], q.shape[1]
-        wide, call = self.widened(q[:tokens], width), meta.device_state["call"]
+        wide, call = widened(q[:tokens], width), meta.device_state["call"]
         heads = (num_q, num_kv, self.parts(kv))
         found = tiled_attention.attend(wide, kv, call, form, heads, scale, window)
         if tokens == q.shape[0]:

@@ -3,6 +3,7 @@
 from tests.ascend.breaks.entries import (
     attention,
     cache,
+    coded_cache,
     codes,
     graphs,
     memory,
@@ -16,6 +17,7 @@ BREAKS: list[Break] = [
     *transfers.BREAKS,
     *cache.BREAKS,
     *codes.BREAKS,
+    *coded_cache.BREAKS,
     *memory.BREAKS,
     *attention.BREAKS,
     *graphs.BREAKS,

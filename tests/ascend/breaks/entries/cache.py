@@ -14,6 +14,7 @@ _MOVED = (
     "decoder/test_ops.py::test_blocks_are_moved_wherever_they_go",
 )
 _ops = partial(Break, file=f"{DECODER}/devices/npu/ops.py")
+_cache = partial(Break, file=f"{DECODER}/devices/npu/cache.py")
 _310p = partial(Break, file=f"{DECODER}/devices/npu/ops_310p.py")
 
 BREAKS = [
@@ -27,14 +28,14 @@ BREAKS = [
     ),
     _ops(
         reason="slots that are scrubbed are int64",
-        old="self.write(zeros, zeros, kv, slots.to(torch.int32))",
-        new="self.write(zeros, zeros, kv, slots)",
+        old="        slots = slots.to(torch.int32)\n        blank",
+        new="        blank",
         tests=_MOVED,
     ),
     _ops(
         reason="values are scrubbed, keys are not",
-        old="self.write(zeros, zeros, kv, slots.to(torch.int32))",
-        new="self.write(torch.ones_like(zeros), zeros, kv, slots.to(torch.int32))",
+        old="self.write(blank, blank, kv, slots)",
+        new="self.write(torch.ones_like(blank), blank, kv, slots)",
         tests=_MOVED,
     ),
     _ops(
@@ -73,7 +74,7 @@ BREAKS = [
         new="        return Trial(form, error, True)\n",
         tests=_FORMS,
     ),
-    _ops(
+    _cache(
         reason="blocks that part on one side are moved together",
         old="runs[-1][0] + runs[-1][2] == old and runs[-1][1] + runs[-1][2] == new:",
         new="runs[-1][0] + runs[-1][2] == old:",
@@ -81,20 +82,20 @@ BREAKS = [
     ),
     _ops(
         reason="values are not swapped",
-        old="for old, new in ((source.k, target.k), (source.v, target.v)):",
-        new="for old, new in ((source.k, target.k),):",
+        old="for old, new in zip(olds, news, strict=True):",
+        new="for old, new in zip(olds[:1], news[:1], strict=True):",
         tests=_MOVED,
     ),
-    _ops(
+    _cache(
         reason="a block comes in with its keys as values",
-        old="kv.v[block, ..., :v_size] = v.to(kv.v.device)",
-        new="kv.v[block, ..., :v_size] = k.to(kv.v.device)[..., :v_size]",
+        old="self.v[block, ..., : self.v_size] = v.to(self.v.device)",
+        new="self.v[block, ..., : self.v_size] = k.to(self.v.device)[..., : self.v_size]",
         tests=_MOVED,
     ),
     _ops(
         reason="heads are as wide in the cache as in the model",
-        old="        width = padded_size(max(spec.k_size, spec.v_size))\n        return (num",
-        new="        width = max(spec.k_size, spec.v_size)\n        return (num",
+        old="        width = padded_size(max(spec.k_size, spec.v_size))\n        shape",
+        new="        width = max(spec.k_size, spec.v_size)\n        shape",
         tests=("decoder/test_ops.py::test_attention_over_pages",),
     ),
     Break(

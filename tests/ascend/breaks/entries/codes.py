@@ -19,6 +19,11 @@ _PARTS = ("decoder/test_codes.py::test_no_more_than_a_part_is_read_at_once",)
 _WHOLE = (
     "decoder/test_ascend_checkpoints.py::test_activations_have_the_bits_that_compressed_tensors_says",
 )
+_FIXED = ("decoder/test_codes.py::test_activations_have_the_step_of_the_checkpoint",)
+_OTHER_STEPS = (
+    "decoder/test_codes.py::test_of_layers_with_other_steps_each_token_has_its_own",
+    "decoder/test_codes.py::test_fixed_steps_that_an_operator_takes_otherwise_are_not_taken",
+)
 _linear = partial(Break, file=f"{DECODER}/devices/npu/coded_linear.py")
 _telling = partial(Break, file=f"{DECODER}/devices/npu/trials/telling_codes.py")
 _ops = partial(Break, file=f"{DECODER}/devices/npu/ops.py")
@@ -77,6 +82,36 @@ BREAKS = [
         old="yield np.arange(start, min(start + each, first + size))",
         new="yield np.arange(start, first + size)\n        return",
         tests=_PARTS,
+    ),
+    _linear(
+        reason="the zero of activations is not taken away",
+        old="    return (own - zero * sums).clamp(",
+        new="    return own.clamp(",
+        tests=_FIXED,
+    ),
+    _linear(
+        reason="a bias in steps of products is one in steps of weights",
+        old="bias.double() / scales.double()).round()",
+        new="bias.double() / scales.double().sqrt()).round()",
+        tests=_FIXED,
+    ),
+    _linear(
+        reason="activations with one step are not divided by it",
+        old="steps, zeros, torch.qint8, 1, True)",
+        new="steps, zeros, torch.qint8, 1, False)",
+        tests=_FIXED,
+    ),
+    _linear(
+        reason="scales of products in float16 are given as they are of others",
+        old="    if dtype == torch.bfloat16:",
+        new="    if dtype == torch.float16:",
+        tests=_FIXED,
+    ),
+    _linear(
+        reason="layers with other steps have those of the first",
+        old="    fixed = activations == 8 and part.fixed is not None",
+        new="    fixed = activations == 8",
+        tests=_OTHER_STEPS,
     ),
     _telling(
         reason="a form of codes is taken whatever it gives",

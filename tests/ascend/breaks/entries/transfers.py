@@ -28,14 +28,15 @@ BREAKS = [
     ),
     _ops(
         reason="the host waits for blocks that are swapped",
-        old="copy_(old[first : first + count], non_blocking=True)",
-        new="copy_(old[first : first + count])",
+        old="copy_(moved, non_blocking=True)",
+        new="copy_(moved)",
         tests=_BLOCKS,
     ),
-    _ops(
+    Break(
         reason="blocks of the host are not pinned",
-        old="torch.zeros(shape, dtype=spec.dtype, pin_memory=True)",
-        new="torch.zeros(shape, dtype=spec.dtype)",
+        file=f"{DECODER}/devices/npu/cache.py",
+        old="torch.zeros(shape, dtype=dtype, pin_memory=True)",
+        new="torch.zeros(shape, dtype=dtype)",
         tests=_BLOCKS,
     ),
     _ops(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tests.ascend.simulator.dispatch import kernel
 from tests.ascend.simulator.errors import require
+from tests.ascend.simulator.kernels.antiquant import Antiquant
 from tests.ascend.simulator.kernels.attention import attend, attend_last, band, gather
 from tests.ascend.simulator.kernels.layer import require_contiguous
 
@@ -40,6 +41,7 @@ class FusedAttention:
     mode: int
     block_size: int
     sinks: Tensor | None = None
+    codes: Antiquant | None = None
 
     def check(self) -> None:
         """Raises Refused where a documented limit is not kept."""
@@ -53,17 +55,20 @@ class FusedAttention:
         )
         kind = self.query.dtype
         require(kind in (torch.float16, torch.bfloat16), f"FIA: queries of {kind}")
+        of_keys = kind if self.codes is None else torch.int8
         require(
-            self.key.dtype == self.value.dtype == kind, f"FIA: keys of {self.key.dtype} for {kind}"
+            self.key.dtype == self.value.dtype == of_keys,
+            f"FIA: keys of {self.key.dtype} for {kind}",
         )
+        if self.codes is not None:
+            self._check_codes(self.codes)
         groups = self.heads // self.kv_heads
         fits = (
             self.heads % self.kv_heads == 0 and self.heads <= _MOST_HEADS and groups <= _MOST_GROUPS
         )
         require(fits, f"FIA: {self.heads} heads over {self.kv_heads}")
-        require(
-            self.layout in ("TND", "BSND", "BSH"), f"FIA: layout {self.layout} is not simulated"
-        )
+        known = ("TND", "BSND", "BSH", "BNSD")
+        require(self.layout in known, f"FIA: layout {self.layout} is not simulated")
         self._check_sparse_mode()
         if self.sinks is not None:
             require(list(self.sinks.shape) == [self.heads], f"FIA: sinks {list(self.sinks.shape)}")
@@ -72,6 +77,20 @@ class FusedAttention:
                 f"FIA: sinks of {self.sinks.dtype}, must be bfloat16",
             )
             require(self.layout == "TND", f"FIA: sinks in layout {self.layout}")
+
+    def _check_codes(self, codes: Antiquant) -> None:
+        """By op-plugin's tables for queries of a single token and for blocks: scales of mode 5 lie in blocks."""
+        require(self.layout != "TND", "FIA: keys of int8 in layout TND")
+        require(self._single_queries(), "FIA: keys of int8 in blocks take queries of one token")
+        require(self.table is not None, "FIA: keys of int8 without blocks are not simulated")
+        require(self.sinks is None, "FIA: sinks with keys of int8")
+        require(self.block_size % 32 == 0, f"FIA: blocks of {self.block_size} keys of int8")
+        width = self.key.shape[-1] // self.kv_heads
+        require(width % 32 == 0, f"FIA: heads of {width} elements of int8")
+        codes.check([len(self.key), self.kv_heads, self.block_size])
+
+    def _single_queries(self) -> bool:
+        return self.query.shape[2 if self.layout == "BNSD" else 1] == 1
 
     def _check_sparse_mode(self) -> None:
         require(self.mode in (0, 3, 4), f"FIA: sparse_mode {self.mode} is not simulated")
@@ -135,8 +154,11 @@ class FusedAttention:
         return out
 
     def _batched(self) -> Tensor:
-        batch, length = self.query.shape[:2]
-        queries = self.query.view(batch, length, self.heads, -1)
+        # Queries of one token lie alike with heads before tokens and behind them.
+        is_turned = self.layout == "BNSD"
+        require(not is_turned or self._single_queries(), "FIA: BNSD of prompts is not simulated")
+        batch, length = self.query.shape[0], 1 if is_turned else self.query.shape[1]
+        queries = self.query.reshape(batch, length, self.heads, -1)
         size = queries.shape[-1]
         require(size % 16 == 0 and size <= _LARGEST_SIZE, f"FIA: head size {size}")
         lengths = self._kv_lengths(batch)
@@ -188,7 +210,7 @@ class FusedAttention:
         else:
             most = 1024 if self.layout == "TND" else 512
             require(size > 0 and size % 16 == 0 and size <= most, f"FIA: block size {size}")
-        head = self.query.shape[-1] if self.layout != "BSH" else self.query.shape[-1] // self.heads
+        head = self.query.shape[-1] // (self.heads if self.layout == "BSH" else 1)
         wanted = [size, self.kv_heads * head]
         require(
             list(self.key.shape[1:]) == wanted,
@@ -239,11 +261,23 @@ class FusedAttention:
         """[n, Hq, D] of sequences with one query each, all at once."""
         assert self.table is not None
         before = self.before if windowed and self.mode == 4 else None
-        caches = (self.key, self.value)
+        caches = self.key, self.value
+        if self.codes is not None:
+            caches = self.codes.numbers(self.key, self.value)
         table = self.table[torch.tensor(rows)]
         return attend_last(
             query, caches, table, lengths, self.kv_heads, self.scale, self.sinks, before
         )
+
+
+def _antiquant(options: dict[str, Any]) -> Antiquant | None:
+    """Takes what is said of codes out of the options of the first version."""
+    parts = {part: options.pop(f"{part}_antiquant_scale", None) for part in ("key", "value")}
+    modes = [options.pop(f"{part}_antiquant_mode", 0) for part in ("key", "value")]
+    if all(scale is None for scale in parts.values()):
+        require(modes == [0, 0], f"FIA: antiquant modes {modes} without scales")
+        return None
+    return Antiquant(parts["key"], parts["value"], modes[0], modes[1])
 
 
 def _refuse_other(name: str, options: dict[str, Any]) -> None:
@@ -273,6 +307,7 @@ def fused_infer_attention_score(
     block_size: int = 0,
     **options: Any,
 ) -> tuple[Tensor, Tensor]:
+    codes = _antiquant(options)
     _refuse_other("npu_fused_infer_attention_score", options)
     call = FusedAttention(
         query,
@@ -290,6 +325,7 @@ def fused_infer_attention_score(
         input_layout,
         sparse_mode,
         block_size,
+        codes=codes,
     )
     return call.run(), torch.zeros(1)
 

@@ -73,10 +73,22 @@ def quantize(
     kinds = (torch.float16, torch.float32, torch.bfloat16)
     require(input.dtype in kinds, f"{name}: {input.dtype}")
     require(dtype in (_QINT8, 1), f"{name}: output dtype {dtype} is not simulated")
+    is_310p = personality().is_310p
     if div_mode:
-        require(
-            scales.dtype in (torch.float32, torch.bfloat16), f"{name}: scales of {scales.dtype}"
-        )
+        known = (torch.float32,) if is_310p else (torch.float32, torch.bfloat16)
+        require(scales.dtype in known, f"{name}: scales of {scales.dtype}")
+        if zero_points is not None:
+            taken = [torch.int8, torch.uint8, torch.int32]
+            taken += [] if is_310p else [torch.bfloat16]
+            require(zero_points.dtype in taken, f"{name}: zero_points of {zero_points.dtype}")
+    require(
+        scales.dim() == 1 and len(scales) in (1, input.shape[axis]),
+        f"{name}: scales {list(scales.shape)} for axis {axis} of {list(input.shape)}",
+    )
+    require(
+        zero_points is None or zero_points.shape == scales.shape,
+        f"{name}: zero_points for scales {list(scales.shape)}",
+    )
     shape = [1] * input.dim()
     shape[axis] = -1
     factor = scales.float().view(shape)
@@ -113,12 +125,35 @@ def quant_matmul(
     sums = torch.matmul(x1.double(), x2.double())
     if bias is not None and bias.dtype == torch.int32:
         sums = sums + bias.double()
-    result = sums.float() * scale.float()
+    result = sums.float() * _floats(scale)
     if pertoken_scale is not None:
         result = result * pertoken_scale[..., None]
     if bias is not None and bias.dtype != torch.int32:
         result = result + bias.float()
     return result.round().clamp(-128, 127).to(kind) if kind == torch.int8 else result.to(kind)
+
+
+_MARK = 1 << 46
+_UPPER = 0xFFFFE000  # the bits of a float32 that are left
+
+
+@kernel("npu", "npu_trans_quant_param")
+def trans_quant_param(scale: Tensor, offset: Tensor | None = None, round_mode: int = 0) -> Tensor:
+    """Upper bits of float32 in the lower half of int64."""
+    name = "npu_trans_quant_param"
+    require(offset is None and round_mode == 0, f"{name}: not simulated")
+    require(scale.dtype == torch.float32 and scale.dim() in (1, 2), f"{name}: {scale.dtype}")
+    require(scale.numel() > 0, f"{name}: empty")
+    require_contiguous(name, scale=scale)
+    return (scale.view(torch.int32).long() & _UPPER) | _MARK
+
+
+def _floats(scale: Tensor) -> Tensor:
+    if scale.dtype != torch.int64:
+        return scale.float()
+    require(bool((scale & _MARK).all()), "npu_quant_matmul: a scale that is not made for it")
+    bits = scale & _UPPER
+    return torch.where(bits >= 1 << 31, bits - (1 << 32), bits).to(torch.int32).view(torch.float32)
 
 
 def _check_quant_matmul(
@@ -139,7 +174,11 @@ def _check_quant_matmul(
     require(
         scale.dim() == 1 and len(scale) in (1, x2.shape[-1]), f"{name}: scale {list(scale.shape)}"
     )
-    scales = (torch.float32, torch.bfloat16) if kind == torch.bfloat16 else (torch.float32,)
+    scales = [torch.float32]
+    if kind == torch.bfloat16:
+        scales.append(torch.bfloat16)
+    elif pertoken is None:
+        scales.append(torch.int64)  # as npu_trans_quant_param gives it
     require(scale.dtype in scales, f"{name}: scale of {scale.dtype} for an output of {kind}")
     if personality().is_310p:
         require(pertoken is None, f"{name}: 310P has no pertoken_scale")

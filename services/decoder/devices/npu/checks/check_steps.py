@@ -10,6 +10,7 @@ from torch import Tensor
 
 from services.decoder.devices.base.graphs import Graphs
 from services.decoder.devices.base.ops import BaseOps
+from services.decoder.devices.npu.coded_cache import CodedKV
 from services.decoder.devices.npu.device import NpuDevice
 from services.decoder.devices.npu.trials.telling_batch import TellingBatch
 from services.decoder.sampling.device_sampler import Draws, draw, largest
@@ -41,6 +42,8 @@ class StepCases:
     def __iter__(self) -> Iterator[Case]:
         for heads in _LONG_HEADS:
             yield self._long_attention(heads)
+        if not self._ops.is_310p:
+            yield self._attention_to_codes(_LONG_HEADS[0])
         if self._device.has_graphs:
             yield _GraphCase(self._device, self._generator).case()
         yield from self._choices()
@@ -70,6 +73,40 @@ class StepCases:
             nbytes,
             batch.tolerance,
             f"tokens of contexts: {rows}",
+        )
+
+    def _attention_to_codes(self, heads: tuple[int, int, int]) -> Case:
+        """Of single queries by the kernel, of others by numbers, out of blocks that were moved."""
+        ops, (_, num_kv, size) = self._ops, heads
+        batch = TellingBatch.draw(ops.dtype, ops.block_size, heads, rows=_LONG_ROWS)
+        blocks = len(batch.kv.k)
+        spec = KVSpec(num_kv, size, size, ops.dtype, coded=True)
+        kv = ops.alloc_kv(spec, 2 * blocks)
+        assert isinstance(kv, CodedKV)
+        k, v = (part.flatten(0, 1).to(ops.device) for part in (batch.kv.k, batch.kv.v))
+        slots = torch.arange(len(k), dtype=torch.int32).to(ops.device)
+        ops.write_codes(k, v, kv, slots, kv.places(slots))
+        moved = torch.arange(blocks)
+        ops.copy_blocks(kv, moved.to(ops.device), (moved + blocks).to(ops.device))
+        ops.scrub(kv, slots)
+        numbers = kv.on_host().numbers(moved + blocks)
+        meta = ops.make_meta(
+            [count for count, _ in _LONG_ROWS],
+            batch.call.kv_lens,
+            (batch.call.table + blocks).to(ops.device),
+            torch.zeros(len(batch.q), dtype=torch.int32, device=ops.device),
+        )
+        q = batch.q.to(ops.device)
+
+        def run() -> Sequence[Tensor]:
+            return (ops.paged_attention(q, q, q, kv, meta, scale=batch.scale),)
+
+        return Case(
+            f"attention of a step to keys and values of 8 bits, {heads[0]}/{num_kv} heads of {size}",
+            run,
+            [batch.with_numbers(*numbers).expected()],
+            2 * batch.q.nbytes + 2 * sum(keys for _, keys in _LONG_ROWS) * num_kv * size,
+            batch.tolerance,
         )
 
     def _choices(self) -> Iterator[Case]:

@@ -14,6 +14,7 @@ from services.decoder.steps.attention_meta import AttnMeta, KVSpec, PagedKV
 _DECODES = ((1, 1), (1, 127), (1, 128), (1, 129), (1, 700))
 _CHUNKS = ((129, 129), (60, 700))
 _WINDOW = 100
+_LARGE, _WIDER = 300.0, 4.0
 _SCORE = 6.0  # of a key that decides a softmax
 _TOLERANCES = {torch.float16: 0.02, torch.bfloat16: 0.1, torch.float32: 1e-3}
 
@@ -94,6 +95,19 @@ class TellingBatch:
         generator = torch.Generator().manual_seed(1)
         sinks = 2 + torch.randn(self.q.shape[1], generator=generator)
         return replace(self, sinks=sinks.to(self.q))
+
+    def with_large_elements(self, elements: Sequence[int]) -> "TellingBatch":
+        """The same, some elements of all keys a hundred times larger than others, as with the biases of some models,
+        and with other values for each key, which no kernel may lose."""
+        k = self.kv.k.clone()
+        for place, element in enumerate(elements):
+            k[..., element] *= _WIDER
+            k[..., element] += _LARGE if place % 2 else -_LARGE
+        return replace(self, kv=PagedKV(k, self.kv.v))
+
+    def with_numbers(self, k: Tensor, v: Tensor) -> "TellingBatch":
+        """The same with other keys and values, on the host."""
+        return replace(self, kv=PagedKV(k, v))
 
     @property
     def tolerance(self) -> float:

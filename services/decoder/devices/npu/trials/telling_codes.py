@@ -14,6 +14,8 @@ _TOLERANCES = {torch.float16: 0.02, torch.bfloat16: 0.15}
 # Of activations of 8 bits, which the reference has too: another one is the next whole number where a quotient lies
 # between two.
 _OF_WHOLE = 1.5
+# The step and the zero of activations, of which some are larger than the largest one.
+_FIXED = (0.02, 5)
 
 
 def codes_error(
@@ -33,12 +35,22 @@ def codes_error(
         for rows in _ROWS:
             x = torch.randn(rows, asked.inputs, generator=generator).to(dtype)
             found = coded_linear.product(x.to(device), packed).cpu().float()
-            met = rounded(x) if form == coded_linear.WHOLE else x.float()
+            met = _met(x, weight, form)
             expected = F.linear(met, numbers, None if shift is None else shift.float())
             difference = (found - expected).abs().max()
             worst = max(worst, float(torch.nan_to_num(difference, nan=float("inf"))))
     most = _TOLERANCES[dtype]
-    return worst, most * _OF_WHOLE if form == coded_linear.WHOLE else most
+    is_whole = form in (coded_linear.WHOLE, coded_linear.FIXED)
+    return worst, most * _OF_WHOLE if is_whole else most
+
+
+def _met(x: Tensor, weight: QuantizedWeight, form: Form) -> Tensor:
+    """What codes are multiplied with, in float32."""
+    if form == coded_linear.FIXED:
+        assert weight.fixed is not None
+        step, zero = weight.fixed
+        return (((x.float() / step).round() + zero).clamp(-128, 127) - zero) * step
+    return rounded(x) if form == coded_linear.WHOLE else x.float()
 
 
 def rounded(x: Tensor) -> Tensor:
@@ -61,4 +73,6 @@ def _drawn(asked: Coded, dtype: torch.dtype, generator: torch.Generator) -> Quan
         asked.bits,
         asked.group,
         zeros if asked.has_zeros else None,
+        activations=asked.activations,
+        fixed=_FIXED if asked.fixed else None,
     )

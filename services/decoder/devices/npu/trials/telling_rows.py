@@ -10,6 +10,7 @@ from services.decoder.steps.attention_meta import KVSpec, PagedKV
 
 _BLOCKS = 4
 _COUNTS = (1, 200)  # rows of a call
+_SPREAD = 20.0  # of values, so that their codes are of all sizes
 
 
 class Writer(Protocol):
@@ -33,16 +34,18 @@ def write_error(ops: Writer, asked: Writing, form: Form) -> float:
     """The largest difference of a cache that was written to from what it should hold; infinity if something in it is
     not finite. Waits for the device."""
     generator = torch.Generator().manual_seed(0)
-    spec = KVSpec(asked.num_kv, asked.size, asked.size, ops.dtype)
+    spec = KVSpec(asked.num_kv, asked.size, asked.size, ops.dtype, coded=asked.coded)
+    dtype = torch.int8 if asked.coded else ops.dtype
     kv, places = ops.alloc_kv(spec, _BLOCKS), _BLOCKS * ops.block_size
     shape = (places, asked.num_kv, asked.size)
-    expected = [torch.zeros(shape, dtype=ops.dtype) for _ in range(2)]
+    expected = [torch.zeros(shape, dtype=dtype) for _ in range(2)]
     for count in _COUNTS:
         # The first place and the last one are among them.
         inner = 1 + torch.randperm(places - 2, generator=generator)[: max(0, count - 2)]
         slots = torch.cat([torch.tensor([places - 1, 0]), inner])[:count]
         rows = [
-            torch.randn((count, *shape[1:]), generator=generator).to(ops.dtype) for _ in range(2)
+            (torch.randn((count, *shape[1:]), generator=generator) * _SPREAD).to(dtype)
+            for _ in range(2)
         ]
         for whole, some in zip(expected, rows, strict=True):
             whole[slots] = some
@@ -50,6 +53,8 @@ def write_error(ops: Writer, asked: Writing, form: Form) -> float:
         ops.write_by(form, k, v, kv, slots.to(ops.device, torch.int32))
     blocks = [ops.export_block(kv, block) for block in range(_BLOCKS)]
     found = [torch.cat([block[part].cpu() for block in blocks]) for part in range(2)]
+    if asked.coded:  # blocks come as bytes, scales behind codes
+        found = [part[..., : asked.size].contiguous().view(torch.int8) for part in found]
     worst = max(
         (ours.float() - theirs.float()).abs().max()
         for ours, theirs in zip(found, expected, strict=True)
