@@ -18,7 +18,7 @@ _MOST = 4000  # characters of a page
 def export(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """In bfloat16, as most checkpoints are."""
     shipped: Any = copy.deepcopy(model)
-    shipped.to(torch.bfloat16)
+    shipped.to("cpu", torch.bfloat16)
     shipped.config.dtype = torch.bfloat16
     defaults: Any = GenerationConfig
     shipped.generation_config = defaults(do_sample=False, bos_token_id=0, eos_token_id=0)

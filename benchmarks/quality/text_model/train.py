@@ -62,8 +62,9 @@ def rate_at(step: int, steps: int) -> float:
 class Run:
     """Model, optimiser, and how far it is."""
 
-    def __init__(self, seed: int) -> None:
-        self.model = build_model(seed).train()
+    def __init__(self, seed: int, device: str) -> None:
+        self.device = torch.device(device)
+        self.model = build_model(seed).train().to(self.device)
         decayed = [p for p in self.model.parameters() if p.ndim >= 2]
         others = [p for p in self.model.parameters() if p.ndim < 2]
         # AdamW for all: with Muon, layers have fewer of the outliers that make a model hard to quantize.
@@ -75,9 +76,10 @@ class Run:
         )
         self.step, self.seconds = 0, 0.0
 
-    def learn(self, tokens: torch.Tensor, scale: float) -> float:
-        """One step on [batch, CONTEXT + 1] tokens; returns the mean loss in nats."""
-        with torch.autocast("cpu", torch.bfloat16):
+    def learn(self, tokens: torch.Tensor, scale: float) -> torch.Tensor:
+        """One step on [batch, CONTEXT + 1] tokens; returns the mean loss in nats, a number on the device."""
+        tokens = tokens.to(self.device)
+        with torch.autocast(self.device.type, torch.bfloat16):
             hidden = self.model.model(tokens[:, :-1]).last_hidden_state
             logits = self.model.lm_head(hidden)
         loss = F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
@@ -88,7 +90,7 @@ class Run:
         self.optimiser.step()
         self.optimiser.zero_grad()
         self.step += 1
-        return loss.item()
+        return loss.detach()
 
     def save(self, folder: Path) -> None:
         """Writes the state to a temporary file and renames it, so that the file is always complete."""
@@ -105,7 +107,9 @@ class Run:
         """Goes on from a saved state, if there is one."""
         if not (folder / "state.pt").exists():
             return
-        state: dict[str, Any] = torch.load(folder / "state.pt", weights_only=True)
+        state: dict[str, Any] = torch.load(
+            folder / "state.pt", map_location=self.device, weights_only=True
+        )
         self.model.load_state_dict(state["model"])
         self.optimiser.load_state_dict(state["optimiser"])
         self.step, self.seconds = state["step"], state["seconds"]
@@ -128,9 +132,9 @@ def held_out_loss(run: Run, tokenizer: PreTrainedTokenizerFast, folder: Path) ->
     texts = json.loads((folder / "held_out.json").read_text()).values()
     core = tokenizer.backend_tokenizer
     ids = [i for one in core.encode_batch(list(texts)) for i in (core.token_to_id(END), *one.ids)]
-    pieces = torch.tensor(ids[: len(ids) // CONTEXT * CONTEXT]).view(-1, CONTEXT)
+    pieces = torch.tensor(ids[: len(ids) // CONTEXT * CONTEXT]).view(-1, CONTEXT).to(run.device)
     run.model.eval()
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+    with torch.no_grad(), torch.autocast(run.device.type, torch.bfloat16):
         losses = [
             F.cross_entropy(run.model(piece[None, :-1]).logits[0].float(), piece[1:]).item()
             for piece in pieces
@@ -148,13 +152,14 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--stop", type=int, help="do no more than so many of them now")
     parser.add_argument("--batch", type=int, default=2, help=f"examples of {CONTEXT} tokens a step")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--seed", type=int, default=0)
     told = parser.parse_args(argv)
     torch.set_num_threads(told.threads)
     prepare(told.packages, told.run)
     tokens = np.load(told.run / "tokens.npy")
     tokenizer = load_tokenizer(told.run)
-    run = Run(told.seed)
+    run = Run(told.seed, told.device)
     run.load(told.run)
     began = saved = time.monotonic() - run.seconds
     last = min(told.steps, told.stop or told.steps)
@@ -164,15 +169,15 @@ def main(argv: list[str] | None = None) -> None:
             loss = run.learn(batch, rate_at(run.step, told.steps))
             run.seconds = time.monotonic() - began
             bar.update()
-            bar.set_postfix_str(f"loss {loss:.3f}", refresh=False)
             if run.step % 50 == 0:
-                _log(told.run, run, loss)
+                bar.set_postfix_str(f"loss {loss.item():.3f}", refresh=False)
+                _log(told.run, run, loss.item())
             if time.monotonic() - saved > _SAVED:
                 run.save(told.run)
                 saved = time.monotonic()
     run.save(told.run)
-    loss = held_out_loss(run, tokenizer, told.run)
-    print(f"{run.step} steps in {run.seconds / 60:.0f} minutes, {loss:.3f} nats a held-out token")
+    nats = held_out_loss(run, tokenizer, told.run)
+    print(f"{run.step} steps in {run.seconds / 60:.0f} minutes, {nats:.3f} nats a held-out token")
     if told.export:
         export(run.model, tokenizer, told.export)
         export_pages(json.loads((told.run / "held_out.json").read_text()))
