@@ -14,8 +14,7 @@ the same run: of the small text model that this project trains for this purpose 
 of the demo model, over {places}. Schemes are those of
 [`--quantization`](operations.md#weights-of-8-and-4-bits); `kv int8` is `--kv-cache-dtype int8`, alone with all else in
 bfloat16. Tests hold both models to bounds close above, and show that quantizers with a wrong zero, a wrong scale or
-half the codes are beyond, and a cache with half the codes. Larger models lose less by the same scheme; the text model,
-which has learned little so far, loses less than one that is sure of what it says.
+half the codes are beyond, and a cache with half the codes. Larger models lose less by the same scheme.
 
 """
 _AFTER = """
