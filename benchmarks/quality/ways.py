@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from shared.weights.scheme import SCHEMES
+from services.decoder.loading.quality import way_name
+from shared.kv_cache_dtype import INT8
+from shared.weights.scheme import NONE, SCHEMES
 
 
 @dataclass(frozen=True)
@@ -22,4 +24,6 @@ WAYS: Mapping[str, Way] = {
     "float32": Way({"dtype": "float32"}),
     "bfloat16": Way({"dtype": "bfloat16"}),
     **{name: Way({"quantization": name}) for name in SCHEMES},
+    way_name(NONE, INT8): Way({"dtype": "bfloat16", "kv_cache_dtype": INT8}),
+    way_name("int8", INT8): Way({"quantization": "int8", "kv_cache_dtype": INT8}),
 }

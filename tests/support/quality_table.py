@@ -12,15 +12,16 @@ _TEXT = """
 The mean divergence (KL, in nats) of the next token's distribution from that of float32, which transformers computed in
 the same run: of the small text model that this project trains for this purpose (`benchmarks/quality/text_model`), and
 of the demo model, over {places}. Schemes are those of
-[`--quantization`](operations.md#weights-of-8-and-4-bits). Tests hold both models to bounds close above, and show that
-quantizers with a wrong zero, a wrong scale or half the codes are beyond. Larger models lose less by the same scheme;
-the text model, which has learned little so far, loses less than one that is sure of what it says.
+[`--quantization`](operations.md#weights-of-8-and-4-bits); `kv int8` is `--kv-cache-dtype int8`, alone with all else in
+bfloat16. Tests hold both models to bounds close above, and show that quantizers with a wrong zero, a wrong scale or
+half the codes are beyond, and a cache with half the codes. Larger models lose less by the same scheme.
 
 """
 _AFTER = """
 `make bench ARGS='quality FOLDER'` measures any model that transformers knows, and with `--also NAME=PATH` the same
 model with weights that are stored as codes; `--write` puts the figures beside its weights (`quality.json`), and every
-start with a scheme logs what it costs there. Figures belong to weights: a file beside others is not believed.
+start with a scheme or a cache of codes logs what it costs there. Figures belong to weights: a file beside others is not
+believed.
 
 """
 

@@ -21,7 +21,7 @@ from services.decoder.loading.adapters import adapter_reader
 from services.decoder.loading.graphs import find_graphs, graph_bytes, require_graphs
 from services.decoder.loading.limits import find_limits
 from services.decoder.loading.profile_run import Profile, profile
-from services.decoder.loading.quality import tell_codes
+from services.decoder.loading.quality import tell_cache, tell_codes
 from services.decoder.loading.step_size import step_size
 from services.decoder.loading.warm_up import warm_up
 from services.decoder.media.embeddings import Embeddings
@@ -212,6 +212,7 @@ def load_rank(
         # The first rank alone says hello. What was just read is read again, most of it from memory.
         content = b"" if place.rank else _content(checkpoint)
         tell_codes(checkpoint, settings.quantization, device.ops, content)
+        tell_cache(checkpoint, settings.quantization, settings.kv_cache_dtype, content)
         checkpoint.close()
         slots = settings.max_num_seqs
         tokens = settings.max_num_batched_tokens or device.default_batched_tokens

@@ -10,11 +10,12 @@ from typing import Any
 import structlog
 
 from services.decoder.devices.base.ops import BaseOps
+from shared import kv_cache_dtype
 from shared.bounded_file import read_value
 from shared.checkpoint.folder import Checkpoint
 from shared.settings import DEMO_MODEL
 from shared.text.cutting import cut
-from shared.weights.scheme import SMALL
+from shared.weights.scheme import AUTO, NONE, SMALL
 
 FILE = "quality.json"
 log = structlog.get_logger(__name__)
@@ -23,12 +24,21 @@ log = structlog.get_logger(__name__)
 @dataclass(frozen=True)
 class Quality:
     """`kl`: mean Kullback-Leibler divergence of the next token's distribution from that of float32, in nats, by what
-    `--quantization` says ("bfloat16" for none of it in that type), over `places` tokens of `text`."""
+    `--quantization` says ("bfloat16" for none of it in that type) and `way_name` of a cache of codes, over `places`
+    tokens of `text`."""
 
     content: bytes  # the digest of the weights (`shared/checkpoint/content.py`)
     text: str
     places: int
     kl: Mapping[str, float]
+
+
+def way_name(quantization: str, kv_cache: str) -> str:
+    """What figures of both are called: the scheme's name alone unless the cache is of codes."""
+    if kv_cache == kv_cache_dtype.AUTO:
+        return quantization
+    cache = f"kv {kv_cache}"
+    return cache if quantization in (AUTO, NONE) else f"{quantization}, {cache}"
 
 
 def write_quality(folder: Path, quality: Quality) -> Path:
@@ -90,6 +100,20 @@ def tell_codes(checkpoint: Checkpoint, quantization: str, ops: BaseOps, content:
             parameters_m=round(checkpoint.num_parameters / 1e6),
             **compared,
         )
+
+
+def tell_cache(checkpoint: Checkpoint, quantization: str, kv_cache: str, content: bytes) -> None:
+    """Logs that keys and values are codes, and the divergence that was measured with this checkpoint, of bfloat16 or
+    `quantization` together with them.
+
+    content: see `tell_codes`.
+    """
+    if kv_cache == kv_cache_dtype.AUTO:
+        return
+    quality = read_quality(checkpoint.folder, content) if content else None
+    name = way_name(quantization, kv_cache)
+    measured = {"kl": quality.kl[name]} if quality and name in quality.kl else {}
+    log.info("quantized keys and values", kv_dtype=kv_cache, **measured)
 
 
 def _of_demo_model(quantization: str) -> float | None:

@@ -134,23 +134,33 @@ static inline void weigh(const float* scores, int first, int last, float scale, 
 
 constexpr int AWAKE_ROWS = 8;  // `stay_awake`, every some hundred cycles
 
+static inline float softmax_scale(const Attention& call) { return call.softcap > 0 ? LOG2_E : call.scale * LOG2_E; }
+
+// Raises the highest scores of rows [first, first + count), at most a vector of them, to those of their strip. factors:
+// see `soften`.
+template <class P>
+static inline void raise_highest(const Attention& call, int first, int count, const Seen* seen, float* scores,
+                                 const Softmax& state, float* factors) {
+    floats best[LANES];
+    for (int i = 0; i < count; i++) {
+        if (i % AWAKE_ROWS == 0) P::stay_awake();
+        best[i] = highest_of(call, seen[first + i], scores + (first + i) * STRIP);
+    }
+    const floats before = load<floats>(state.highest + first);
+    const floats now = max(before, largest_of_each(best, count) * softmax_scale(call));
+    store(state.highest + first, now);
+    store(factors + first, power_of_two(before - now));
+}
+
 // Turns scores [rows, STRIP] into weights of the `keys` first keys, whole pages. factors: what each row's older sums
 // are to be scaled by, with room for whole vectors.
 template <class P>
 static inline void soften(const Attention& call, int rows, const Seen* seen, int keys, float* scores,
                           const Softmax& state, float* factors, typename P::Word* weights) {
-    const float scale = call.softcap > 0 ? LOG2_E : call.scale * LOG2_E;
+    const float scale = softmax_scale(call);
     for (int first = 0; first < rows; first += LANES) {
         const int count = std::min(LANES, rows - first);
-        floats best[LANES];
-        for (int i = 0; i < count; i++) {
-            if (i % AWAKE_ROWS == 0) P::stay_awake();
-            best[i] = highest_of(call, seen[first + i], scores + (first + i) * STRIP);
-        }
-        const floats before = load<floats>(state.highest + first);
-        const floats now = max(before, largest_of_each(best, count) * scale);
-        store(state.highest + first, now);
-        store(factors + first, power_of_two(before - now));
+        raise_highest<P>(call, first, count, seen, scores, state, factors);
         for (int r = first; r < first + count; r++) {
             if (r % AWAKE_ROWS == 0) P::stay_awake();
             const float* from = scores + r * STRIP;

@@ -31,10 +31,9 @@ public:
           token_(task[1]), tokens_(task[2]), position_(task[3]), all_(task[4]),
           share_(call.q_heads / cache.heads), rows_(tokens_ * share_),
           groups_((rows_ + Products::MOST_ROWS - 1) / Products::MOST_ROWS), each_((rows_ + groups_ - 1) / groups_),
-          space_(space), products_(strip_, size_, cache.kept_count) {
+          space_(space), products_(strip_, cache) {
         scores_ = space.scores.fit(each_ * STRIP);
-        codes_ = space.codes.fit(each_ * STRIP);
-        weight_steps_ = space.weight_steps.fit(GROUP_ROWS);
+        weights_ = {space.codes.fit(each_ * STRIP), space.weight_steps.fit(GROUP_ROWS)};
         sums_ = space.sums.fit(rows_ * size_);
         std::fill_n(sums_, rows_ * size_, 0.0f);
         gather();
@@ -63,7 +62,7 @@ private:
 
     void gather() {
         const int64_t units = size_ / 4, kept = cache_.kept_count;
-        queries_ = {space_.words.fit(rows_ * units), space_.steps.fit(rows_), space_.starts.fit(rows_),
+        queries_ = {rows_, space_.words.fit(rows_ * units), space_.steps.fit(rows_), space_.starts.fit(rows_),
                     space_.kept.fit(rows_ * kept)};
         softmax_ = {space_.highest.fit(groups_ * GROUP_ROWS), space_.totals.fit(rows_ * PAGE)};
         std::fill_n(softmax_.totals, rows_ * PAGE, 0.0f);
@@ -74,11 +73,11 @@ private:
             const Element* query = query_of(r);
             std::fill(codes.begin(), codes.end(), 0);
             queries_.steps[r] = to_codes<T>(without_kept<T>(cache_, head_, query, copy.data()), cache_.real, codes.data());
-            auto* bytes = (int8_t*)(queries_.words + r * units);
             int32_t sum = 0;
-            for (int64_t d = 0; d < size_; d++) {
-                bytes[d] = (int8_t)codes[d];
-                sum += codes[d];
+            for (int64_t u = 0; u < units; u++) {
+                int8_t unit[4];
+                for (int i = 0; i < 4; i++) sum += unit[i] = (int8_t)codes[4 * u + i];
+                std::memcpy(queries_.words + u * rows_ + r, unit, 4);
             }
             queries_.starts[r] = (KeyDots::TAKEN_OFF - ZERO_BYTE) * sum;
             for (int64_t i = 0; i < kept; i++) {
@@ -109,9 +108,9 @@ private:
         products_.score(queries_, first, rows, scores_, group == 0);
         alignas(64) float factors[GROUP_ROWS];
         const Softmax softmax{softmax_.highest + group * GROUP_ROWS, softmax_.totals + first * PAGE};
-        soften<PlainWeights>(call_, rows, seen, strip_.count * PAGE, scores_, softmax, factors, scores_);
-        products_.encode(rows, scores_, codes_, weight_steps_);
-        products_.mix(codes_, weight_steps_, factors, rows, sums_ + first * size_, group == 0);
+        soften_to_codes(call_, rows, seen, strip_.count * PAGE, scores_, strip_.value_scales, softmax, factors, weights_,
+                        group == 0 ? products_.asking(rows) : Asking{nullptr, 0, 0, 1});
+        products_.mix(weights_, factors, rows, sums_ + first * size_, group == 0);
     }
 
     void write() const {
@@ -134,8 +133,8 @@ private:
     CodedStrip strip_;
     Products products_;
     CodedQueries queries_{};  // of all groups
-    float *scores_, *sums_, *weight_steps_;  // of a group and strip; of all groups; of a group and strip
-    uint8_t* codes_;
+    float *scores_, *sums_;  // of a group and strip; of all groups
+    CodedWeights weights_{};  // of a group and strip
     Softmax softmax_{};  // of all groups, maxima GROUP_ROWS apart
 };
 

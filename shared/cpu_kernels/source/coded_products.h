@@ -13,24 +13,16 @@
 
 #include "attention_call.h"
 #include "coded_pages.h"
+#include "coded_weights.h"
 
 namespace tessera {
 
-constexpr int WEIGHTS_TO = 255;  // the largest code of a weight
-
 typedef ByteDots<255, CODES_TO> KeyDots;
-
-// What `soften` writes.
-struct PlainWeights {
-    typedef float Word;
-    static constexpr int64_t words(int64_t elements) { return elements; }
-    static void put_weights(float* to, int64_t i, floats weights) { store(to + i, weights); }
-    static void stay_awake() {}
-};
 
 // Queries of some rows.
 struct CodedQueries {
-    int32_t* words;  // [rows, size / 4]
+    int64_t rows;
+    int32_t* words;  // [size / 4, rows]: one address serves the rows of a pass
     float* steps;    // [rows]
     int32_t* starts; // [rows]: what sums begin with
     float* kept;     // [rows, kept_count]
@@ -50,16 +42,36 @@ struct CodedStrip {
     }
 };
 
+// Lines of the codes of each of the next strip's pages that memory is asked for: the first `scores` with scores, those
+// up to `values` with the softmax, then one with every unit of a pass over values. Memory answers no faster than evenly
+// spread; of what is asked for later than that, attention waits for a part.
+struct Shares {
+    int64_t scores, values;
+
+    Shares(int64_t size, int64_t pass) {
+        const int64_t passes = size / pass + size % pass / LANES;
+        values = std::max<int64_t>(0, 2 * PAGE * size / LINE_BYTES - PAGE / 4 * passes);
+        scores = std::min(values * 3 / 5, size / 4);  // one with every unit of a pass over keys
+    }
+};
+
 template <class T>
 class CodedProducts {
     static constexpr int SCORE_ROWS = TILE_ROWS, VALUE_ROWS = 6, VALUE_VECTORS = 2 * TILE_ROWS / VALUE_ROWS;
+    static constexpr int64_t WIDTH = VALUE_VECTORS * LANES;
 
 public:
     static constexpr int64_t MOST_ROWS = 3 * TILE_ROWS;  // of a group
 
-    CodedProducts(const CodedStrip& strip, int64_t size, int64_t kept) : strip_(strip), size_(size), kept_(kept) {}
+    CodedProducts(const CodedStrip& strip, const Cache& cache)
+        : strip_(strip), size_(cache.size), kept_(cache.kept_count),
+          shares_(cache.size, WIDTH),
+          behind_((coded_page_bytes<T>(cache) - 2 * PAGE * cache.size + LINE_BYTES - 1) / LINE_BYTES) {}
 
-    // scores: [rows, STRIP], of the strip's keys. asks: whether memory is asked for the next strip's keys meanwhile.
+    // What `soften_to_codes` of `rows` asks memory for.
+    Asking asking(int rows) const { return {strip_.next, shares_.scores, shares_.values, rows}; }
+
+    // scores: [rows, STRIP], of the strip's keys. asks: whether memory is asked for a part of the next strip's pages meanwhile.
     void score(const CodedQueries& queries, int64_t first, int rows, float* scores, bool asks) const {
         const int vectors = strip_.count * PAGE_VECTORS;
         for_groups(rows, SCORE_ROWS, [&](int r, int some) {
@@ -69,30 +81,10 @@ public:
         });
     }
 
-    // Turns weights [rows, STRIP] into codes; steps: [rows], with room for whole vectors.
-    void encode(int rows, float* weights, uint8_t* codes, float* steps) const {
-        const int vectors = strip_.count * PAGE_VECTORS;
-        for (int first = 0; first < rows; first += LANES) {
-            const int count = std::min(LANES, rows - first);
-            floats best[LANES];
-            for (int i = 0; i < count; i++) best[i] = scaled(weights + (first + i) * STRIP, vectors);
-            const floats most = largest_of_each(best, count);
-            const floats step = most / (float)WEIGHTS_TO, none = {};
-            const auto usable = (most >= LEAST_OF_GROUP) & (most < INFINITY);
-            store(steps + first, usable ? step : (most < LEAST_OF_GROUP ? none : broadcast(NAN)));
-            alignas(64) float per_step[LANES];
-            store(per_step, usable ? (float)WEIGHTS_TO / most : none);
-            for (int i = 0; i < count; i++)
-                for (int v = 0; v < vectors; v++)
-                    put_codes(codes + (first + i) * STRIP, v, weights + (first + i) * STRIP, per_step[i]);
-        }
-    }
-
     // sums: [rows, size], which become what `factors` leave of them and the strip's values times weights.
-    void mix(const uint8_t* codes, const float* steps, const float* factors, int rows, float* sums, bool asks) const {
+    void mix(const CodedWeights& coded, const float* factors, int rows, float* sums, bool asks) const {
         for_groups(rows, VALUE_ROWS, [&](int r, int some) {
-            constexpr int WIDTH = VALUE_VECTORS * LANES;
-            const Weights weights{codes + r * STRIP, steps + r, factors + r};
+            const Weights weights{coded.codes + r * STRIP, coded.steps + r, factors + r};
             const bool ask = asks && r == 0;
             int64_t d = 0;
             for (; d + WIDTH <= size_; d += WIDTH)
@@ -126,39 +118,48 @@ private:
 
     // scores[R] of two vectors of keys (or one twice).
     template <int R>
-    void score_rows(const CodedQueries& queries, int64_t row, int one, int other, float* scores, bool asks) const {
-        const int64_t units = size_ / 4;
-        const int32_t *left = keys(one), *right = keys(other), *words = queries.words + row * units;
+    __attribute__((noinline)) void score_rows(const CodedQueries& queries, int64_t row, int one, int other,
+                                              float* scores, bool asks) const {
+        const int64_t units = size_ / 4, stride = queries.rows;
+        const int32_t *left = keys(one), *right = keys(other), *words = queries.words + row;
         const uint8_t* next[] = {strip_.next[one / PAGE_VECTORS].keys, strip_.next[other / PAGE_VECTORS].keys};
+        const int64_t asked = asks && next[0] && next[1] ? shares_.scores : 0;
         ints sums[R][2];
 #pragma GCC unroll 12
         for (int r = 0; r < R; r++) sums[r][0] = sums[r][1] = broadcast_int(queries.starts[row + r]);
+        if (asked)
+            for (int64_t line = 0; line < behind_; line++) {
+                __builtin_prefetch(next[0] + 2 * PAGE * size_ + line * LINE_BYTES, 0, 2);
+                __builtin_prefetch(next[1] + 2 * PAGE * size_ + line * LINE_BYTES, 0, 2);
+            }
         for (int64_t u = 0; u < units; u++) {
-            if (asks) {
-                if (next[0]) __builtin_prefetch(next[0] + u * 4 * PAGE, 0, 2);
-                if (next[1]) __builtin_prefetch(next[1] + u * 4 * PAGE, 0, 2);
+            if (u < asked) {
+                __builtin_prefetch(next[0] + u * LINE_BYTES, 0, 2);
+                __builtin_prefetch(next[1] + u * LINE_BYTES, 0, 2);
             }
             const auto a = KeyDots::prepare(load<ints>(left + u * PAGE));
             const auto b = KeyDots::prepare(load<ints>(right + u * PAGE));
 #pragma GCC unroll 12
             for (int r = 0; r < R; r++) {
-                const int32_t word = words[r * units + u];
-                sums[r][0] = KeyDots::dot(sums[r][0], a, word);
-                sums[r][1] = KeyDots::dot(sums[r][1], b, word);
+                sums[r][0] = KeyDots::dot(sums[r][0], a, words[r]);
+                sums[r][1] = KeyDots::dot(sums[r][1], b, words[r]);
             }
+            words += stride;
         }
-        const floats scales[] = {load<floats>(strip_.key_scales + one * LANES),
-                                 load<floats>(strip_.key_scales + other * LANES)};
-        for (int r = 0; r < R; r++)
-            for (int side = 0; side < 2; side++) {
-                const int i = side ? other : one;
-                floats score = __builtin_convertvector(sums[r][side], floats) *
-                               (scales[side] * broadcast(queries.steps[row + r]));
-                for (int64_t k = 0; k < kept_; k++)
-                    score = fused_always(T::read(kept(i) + k * PAGE), broadcast(queries.kept[(row + r) * kept_ + k]),
-                                         score);
-                store(scores + r * STRIP + i * LANES, score);
-            }
+#pragma GCC unroll 12
+        for (int r = 0; r < R; r++) {
+            put_scores(queries, row + r, one, sums[r][0], scores + r * STRIP);
+            put_scores(queries, row + r, other, sums[r][1], scores + r * STRIP);
+        }
+    }
+
+    // Scores of one vector of keys from sums of codes.
+    void put_scores(const CodedQueries& queries, int64_t row, int i, ints sums, float* scores) const {
+        const floats scale = load<floats>(strip_.key_scales + i * LANES) * broadcast(queries.steps[row]);
+        floats score = __builtin_convertvector(sums, floats) * scale;
+        for (int64_t k = 0; k < kept_; k++)
+            score = fused_always(T::read(kept(i) + k * PAGE), broadcast(queries.kept[row * kept_ + k]), score);
+        store(scores + i * LANES, score);
     }
 
     template <int R>
@@ -170,41 +171,16 @@ private:
         }
     }
 
-    // Takes a row's weights times the values' scales, of keys that have a weight: the largest, lane by lane, and
-    // infinity for what is no number.
-    floats scaled(float* weights, int vectors) const {
-        ints most = {};  // floats without signs are in the order of their bits
-        for (int v = 0; v < vectors; v++) {
-            const floats weight = load<floats>(weights + v * LANES);
-            const floats w = weight > 0.0f ? weight * load<floats>(strip_.value_scales + v * LANES) : floats{};
-            store(weights + v * LANES, w);
-            const ints bits = (ints)w & 0x7fffffff;
-            most = bits > most ? bits : most;
-        }
-        const ints infinite = broadcast_int(0x7f800000);
-        return (floats)(most < infinite ? most : infinite);
-    }
-
-    static void put_codes(uint8_t* to, int v, const float* weights, float per_step) {
-        constexpr float MAGIC = 0x1.8p23f;  // adding it leaves the nearest integer in the last bits
-        const floats w = load<floats>(weights + v * LANES);
-        store_bytes(to + v * LANES, (ints)fused_always(w, broadcast(per_step), broadcast(MAGIC)));
-    }
-
     template <int R, int C>
-    void mix_rows(const Weights& weights, int64_t column, float* sums, bool asks) const {
+    __attribute__((noinline)) void mix_rows(const Weights& weights, int64_t column, float* sums, bool asks) const {
         constexpr int64_t UNITS = PAGE / 4;
         ints acc[R][C] = {};
         for (int page = 0; page < strip_.count; page++) {
             const int32_t* v = (const int32_t*)strip_.pages[page].values() + column;
             const uint8_t* ahead = asks ? strip_.next[page].keys : nullptr;
-            if (ahead && column == 0)
-                for (int64_t line = 0; line < 2 * PAGE * (int64_t)sizeof(float); line += LINE_BYTES)
-                    __builtin_prefetch(ahead + 2 * PAGE * size_ + line, 0, 2);
+            if (ahead) ahead += (shares_.values + (column / WIDTH + column % WIDTH / LANES) * UNITS) * LINE_BYTES;
             for (int64_t u = 0; u < UNITS; u++) {
-                if (ahead)
-                    for (int c = 0; c < C; c++)
-                        __builtin_prefetch(ahead + PAGE * size_ + (u * size_ + column + c * LANES) * 4, 0, 2);
+                if (ahead) __builtin_prefetch(ahead + u * LINE_BYTES, 0, 2);
                 UnsignedDots::Bytes columns[C];
 #pragma GCC unroll 4
                 for (int c = 0; c < C; c++) columns[c] = UnsignedDots::prepare(load<ints>(v + u * size_ + c * LANES));
@@ -237,6 +213,8 @@ private:
 
     const CodedStrip& strip_;
     const int64_t size_, kept_;
+    const Shares shares_;
+    const int64_t behind_;  // lines of a page behind its codes
 };
 
 }  // namespace tessera

@@ -20,19 +20,33 @@ static inline floats power_of_rest(floats rest) {
     return fused(p, rest, broadcast(1.0f));
 }
 
+// The same, at most a part of 2^-13 off.
+static inline floats power_of_rest_in_short(floats rest) {
+    floats p = fused_always(rest, broadcast(5.500892967e-2f), broadcast(2.422109720e-1f));
+    p = fused_always(p, rest, broadcast(6.932829288e-1f));
+    return fused_always(p, rest, broadcast(1.0f));
+}
+
 // 2^n of the sum of n and `rounding`.
 static inline floats power_of_integer(floats shifted) { return (floats)((ints)shifted << 23); }
 
-// 2^t for t below 127; zero below -126, or there and below what is denormal. Not-a-number stays one.
-static inline floats power_of_two(floats t) {
+// 2^t for t below 127; zero below -126, or there and below what is denormal. Not-a-number stays one. of_rest: what
+// gives a power of a rest.
+template <class Rest>
+static inline floats power_of_two_by(Rest of_rest, floats t) {
 #if defined(__AVX512F__) && !defined(TESSERA_PORTABLE)
     const floats rest = (floats)_mm512_reduce_ps((__m512)t, 0);  // to nearest: the same bits with fewer instructions
-    return (floats)_mm512_scalef_ps((__m512)power_of_rest(rest), (__m512)(t - rest));
+    return (floats)_mm512_scalef_ps((__m512)of_rest(rest), (__m512)(t - rest));
 #else
     const floats shifted = t + rounding();
-    const floats power = power_of_rest(t - (shifted - rounding())) * power_of_integer(shifted);
+    const floats power = of_rest(t - (shifted - rounding())) * power_of_integer(shifted);
     return t < -126.0f ? floats{} : power;
 #endif
+}
+
+static inline floats power_of_two(floats t) { return power_of_two_by([](floats x) { return power_of_rest(x); }, t); }
+static inline floats power_of_two_in_short(floats t) {
+    return power_of_two_by([](floats x) { return power_of_rest_in_short(x); }, t);
 }
 
 // e^x; of less than -87 and more than 87 that of these. Not-a-number stays one.

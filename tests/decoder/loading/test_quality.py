@@ -1,6 +1,7 @@
 """What the start says of weights that become codes: what they take, and what that costs where it was measured."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,8 @@ def start_log(folder: Path, quantization: str, **changes: Any) -> dict[str, dict
 def with_measurement(llama_folder: Path, folder: Path) -> Quality:
     shutil.copytree(llama_folder, folder)
     content = content_digest(Checkpoint(folder))
-    quality = Quality(content, "pages", 100, {"int8": 0.00012345, "int4": 0.25})
+    kl = {"int8": 0.00012345, "int4": 0.25, "kv int8": 0.001, "int8, kv int8": 0.002}
+    quality = Quality(content, "pages", 100, kl)
     write_quality(folder, quality)
     return quality
 
@@ -43,6 +45,19 @@ def test_the_start_says_what_codes_take_and_what_they_cost(
     assert 0 < line["mb"] < line["mb_before"] / 2  # float32 before
     unmeasured = start_log(llama_folder, "int8")["quantized weights"]
     assert "kl" not in unmeasured
+
+
+@pytest.mark.parametrize(("quantization", "kl"), [("auto", 0.001), ("int8", 0.002)])
+def test_the_start_says_what_a_cache_of_codes_costs(
+    quantization: str, kl: float, llama_folder: Path, tmp_path: Path
+) -> None:
+    with_measurement(llama_folder, tmp_path / "model")
+    of_cache = "quantized keys and values"
+    line = start_log(tmp_path / "model", quantization, kv_cache_dtype="int8")[of_cache]
+    assert (line["kv_dtype"], line["kl"]) == ("int8", kl)
+    unmeasured = start_log(llama_folder, quantization, kv_cache_dtype="int8")
+    assert "kl" not in unmeasured[of_cache]
+    assert of_cache not in start_log(tmp_path / "model", quantization)
 
 
 def test_four_bits_in_a_small_model_are_warned_of_with_a_figure(
@@ -62,9 +77,8 @@ def test_figures_of_other_weights_are_not_those_of_a_model(
     llama_folder: Path, tmp_path: Path
 ) -> None:
     quality = with_measurement(llama_folder, tmp_path / "model")
-    assert read_quality(tmp_path / "model", quality.content) == Quality(
-        quality.content, "pages", 100, {"int8": 0.000123, "int4": 0.25}
-    )
+    rounded = {**quality.kl, "int8": 0.000123}
+    assert read_quality(tmp_path / "model", quality.content) == replace(quality, kl=rounded)
     assert read_quality(tmp_path / "model", b"other") is None
     assert read_quality(llama_folder, quality.content) is None
 

@@ -95,8 +95,14 @@ void attend_codes(const tessera::Attention& call, const CodedPaged<T>& paged, co
             }
         }
         const Seen seen(call, position, all, strip);
-        soften<PlainWeights>(call, 1, &seen, (int)keys_of, scores, {highest, totals}, factors, scores);
-        for (int64_t i = 0; i < keys_of; i++) weights[i] = scores[i] > 0 ? scores[i] * scales[i] : 0;
+        raise_highest<NeverSleeps>(call, 0, 1, &seen, scores, {highest, totals}, factors);
+        for (float& total : totals) total *= factors[0];
+        for (int64_t i = seen.from; i < seen.to; i++) {
+            const floats t = fused(broadcast(scores[i]), broadcast(softmax_scale(call)), broadcast(-highest[0]));
+            const float weight = power_of_two_in_short(t)[0];
+            totals[i % PAGE] += weight;
+            weights[i] = weight > 0 ? weight * scales[i] : 0;
+        }
         const float step = codes_of(weights, 255, codes);
         for (int64_t d = 0; d < real; d++) {
             int64_t sum = 0;
