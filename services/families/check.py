@@ -100,11 +100,6 @@ def _require_device(checkpoint: Checkpoint, device: str, quantization: str, kv_c
     """Raises InvalidRequest for what only some devices compute."""
     if device == "npu":
         scheme.require_on_npu(quantization, is_310p())
-    elif scheme.makes_codes(quantization) and device != "cpu":
-        raise scheme.refused(
-            quantization, f"it is for the CPU and NPUs, and not for {device}; leave the flag away"
-        )
-    if device == "npu":
         kv_cache_dtype.require_on_npu(kv_cache, is_310p())
     elif kv_cache != kv_cache_dtype.AUTO and device != "cpu":
         raise kv_cache_dtype.refused(

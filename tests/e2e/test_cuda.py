@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from structlog.testing import capture_logs
 
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.cuda.device import CudaDevice
@@ -27,7 +28,7 @@ from tests.support.decoder.mixed_samples import (
     settings,
     tokens_of,
 )
-from tests.support.decoder.packs import require_equal_packs, require_packs_ask
+from tests.support.decoder.packs import require_packs_ask
 from tests.support.processes.demo_question import ask, unseen
 from tests.support.processes.system import System
 
@@ -43,13 +44,23 @@ def test_a_picture_is_answered_from_a_gpu(dtype: str) -> None:
 
 
 @needs_gpu
-@pytest.mark.parametrize(
-    "dtype", [torch.float32, torch.bfloat16, torch.float16], ids=["float32", "bfloat16", "float16"]
-)
-def test_quantized_weights_are_packed_on_a_gpu_as_their_numbers_are(dtype: torch.dtype) -> None:
-    ops = CudaDevice(dtype).ops
-    require_packs_ask(ops)
-    require_equal_packs(ops)
+def test_each_pack_on_a_gpu_asks_whether_weights_are_quantized() -> None:
+    require_packs_ask(CudaDevice(torch.bfloat16).ops)
+
+
+@needs_gpu
+@pytest.mark.parametrize("name", ["int8", "int8g128", "int8-fast", "int4"])
+def test_codes_that_are_made_at_load_are_computed_by_kernels_on_a_gpu(
+    name: str, tmp_path: Path
+) -> None:
+    folder = make_checkpoint(tmp_path / "llama", "llama")
+    told = settings(folder, "cuda").model_copy(update={"quantization": name, "dtype": "bfloat16"})
+    with capture_logs() as logs:
+        worker = load(told).worker
+        tokens = tokens_of(generate(worker, {slot: {} for slot in range(3)}))
+    events = [line["event"] for line in logs]
+    assert "quantized weights" in events and not [e for e in events if "by torch alone" in e]
+    assert tokens
 
 
 @needs_gpu

@@ -72,8 +72,8 @@ W4A8, sparse kinds, quantized caches, norms that were moved (`module.weight`, bi
 Groups have to divide the inputs. Layers that are computed as one, such as queries, keys and values, get one form where
 they are quantized in different ways, which says the numbers of all; their inputs have to be in one order. On the
 CPU activations are not quantized as `compressed-tensors` and msmodelslim say: they keep more bits. On
-[Ascend NPUs](ascend.md#weights-of-codes) they have 8 where these say so: static W8A8 of msmodelslim
-with the step that is stored, all others with a step for each token. Numbers of 8
+[Ascend NPUs](ascend.md#weights-of-codes) and [CUDA GPUs](operations.md#on-a-cuda-gpu) they have 8 where these say so:
+on NPUs static W8A8 of msmodelslim with the step that is stored, all others with a step for each token. Numbers of 8
 bits (e4m3) become what is stored times its scale, in the model's type: they take the memory of that, unless
 `--quantization` makes codes of them.
 
@@ -103,8 +103,8 @@ logits with those that `transformers` computes of its numbers. No released file 
 the log | 9 |
 | F32, F16, BF16 | as numbers; as codes of 8 bits where a layer that is computed with them has codes | 16; 9 |
 
-On Ascend NPUs [some of these](ascend.md#weights-of-codes) stay codes, on other devices they become numbers when they
-are loaded.
+On [CUDA GPUs](operations.md#on-a-cuda-gpu) all of these stay codes, on Ascend NPUs
+[some](ascend.md#weights-of-codes); others become numbers when they are loaded.
 
 """
 _SERVED = "served"

@@ -1,5 +1,6 @@
 """Which steps CUDA graphs are made of. That they are captured and replayed is tested where there is a GPU."""
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -42,3 +43,12 @@ def test_longer_sequences_are_computed_without() -> None:
     meta = ops.make_meta([1] * 64, [longer] * 64, table, ids)
     assert graphs.run(Step(ids=ids, positions=ids[None], meta=meta, slots=range(64))) is ids
     assert computed[-1] == (64, longer)
+
+
+def test_where_attention_reads_what_rows_have_one_graph_is_for_all_lengths(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(CudaOps, "reads_what_rows_have", True)
+    graphs, computed = make(16, 8192 // 16)
+    assert computed == [(1, 8192), (64, 8192), (256, 8192)]
+    assert [graphs.longest(size) for size in graphs.sizes] == [8192] * 3

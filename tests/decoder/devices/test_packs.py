@@ -27,12 +27,14 @@ def own(known: InstructionSet) -> Make:
 
 PLAIN: dict[type[BaseOps], Make] = {
     kind: lambda dtype, kind=kind: kind(CPU, dtype)  # type: ignore[misc]
-    for kind in (BaseOps, TorchCpuOps, CudaOps)
+    for kind in (BaseOps, TorchCpuOps)
 }
 KINDS = [pytest.param(make, id=kind.__name__) for kind, make in PLAIN.items()]
+# Codes stay codes there: what they stand for is tested in `test_cuda_codes.py`.
+CODED = pytest.param(lambda dtype: CudaOps(CPU, dtype), id="CudaOps")
 
 
-@pytest.mark.parametrize("make", [*KINDS, *each(own)])
+@pytest.mark.parametrize("make", [*KINDS, CODED, *each(own)])
 def test_each_pack_asks(make: Make) -> None:
     require_packs_ask(make(torch.float32))
 

@@ -8,7 +8,6 @@ import torch
 from pydantic import ValidationError
 from structlog.testing import capture_logs
 
-from services.decoder.devices.cuda.device import CudaDevice
 from services.decoder.loading.load import Loaded, load
 from services.decoder.settings import DecoderSettings
 from services.families.check import Parts, require_servable
@@ -61,8 +60,6 @@ def test_what_cannot_be_quantized_is_refused_by_its_flag(
         require_servable(llama_folder, backend=foreign, **told)
     with pytest.raises(InvalidRequest, match="--quantization int8: the code of transformers runs"):
         loaded_with(llama_folder, "int8", model_backend=foreign)
-    with pytest.raises(InvalidRequest, match="on cuda no kernels multiply with codes"):
-        CudaDevice.require_scheme(CudaDevice.__new__(CudaDevice), "int8")
     monkeypatch.setenv("TESSERA_CPU_INSTRUCTIONS", "none")
     with pytest.raises(InvalidRequest, match="the CPU kernels are needed"):
         loaded_with(llama_folder, "int8", threads=3)

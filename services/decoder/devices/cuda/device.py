@@ -1,6 +1,7 @@
 """The first CUDA device that the process sees."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -15,6 +16,7 @@ from services.decoder.devices.cuda.graphs import CudaGraphs
 from services.decoder.devices.cuda.ops import CudaOps
 from shared import host_memory, numerics
 from shared.torch_device import accelerator_memory
+from shared.weights.scheme import Scheme
 
 _SHARE = 0.9
 _SWAP_SHARE = 0.1
@@ -27,10 +29,11 @@ class CudaDevice(Device):
     name = "cuda"
     default_batched_tokens: ClassVar[int] = 2176
     rank_backend: ClassVar[str] = "nccl"
+    ops: CudaOps
 
     def _make_ops(self, dtype: torch.dtype, threads: int) -> BaseOps:
         self._copies = torch.cuda.Stream()
-        return CudaOps(torch.device("cuda"), dtype, self.block_size)
+        return CudaOps(torch.device("cuda"), dtype, self.block_size, has_kernels=True)
 
     def numerics(self, *, by_torch: bool = False) -> str:
         """The kind of GPU."""
@@ -96,6 +99,15 @@ class CudaDevice(Device):
     def synchronize(self) -> None:
         """Waits for the device."""
         torch.cuda.synchronize(self.ops.device)
+
+    def require_scheme(self, name: str) -> None:
+        """Any."""
+
+    def find_scheme(self, name: str, parameters: int) -> Scheme | None:
+        """Where activations have 8 bits too, weights have one scale for each output: torch multiplies whole numbers of
+        all inputs at once."""
+        found = super().find_scheme(name, parameters)
+        return replace(found, group=0) if found is not None and found.digits == 1 else found
 
     @property
     def has_graphs(self) -> bool:

@@ -1,5 +1,6 @@
-"""CUDA graphs of steps of one token a row. A graph's attention reads as many tokens of each row as it was captured for,
-and hides what lies beyond the row's own: there are graphs for several lengths, and steps that none suits are called."""
+"""CUDA graphs of steps of one token a row. Where torch attends, a graph reads as many tokens of each row as it was
+captured for, and hides what lies beyond the row's own: there are graphs for several lengths, and steps that none suits
+are called. Where kernels read what rows have there is one graph for all."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from services.decoder.devices.base.graphs import Forward, Graphs, blank_step
-from services.decoder.devices.base.ops import BaseOps
+from services.decoder.devices.cuda.ops import CudaOps
 from services.decoder.steps.step import Step
 
 _SHORTEST = 256  # tokens
@@ -21,18 +22,19 @@ class CudaGraphs(Graphs):
     """All graphs share the memory of their intermediate results: one runs at a time."""
 
     def __init__(
-        self, ops: BaseOps, forward: Forward, sizes: Sequence[int], axes: int, width: int
+        self, ops: CudaOps, forward: Forward, sizes: Sequence[int], axes: int, width: int
     ) -> None:
         """axes: of rotary positions; width: blocks in a row of the table. Computes a step of each graph: what libraries
         prepare when they are first used cannot be captured."""
         self._forward, self._block_size = forward, ops.block_size
         # What the graphs read, by rows and blocks in ascending order: at every replay the same memory with other
         # content.
+        lengths = [width] if ops.reads_what_rows_have else _lengths(width, ops.block_size)
         self._inputs = {
             (size, blocks): _longest_step(ops, size, axes, blocks)
             for size in sizes
-            for blocks in _lengths(width, ops.block_size)
-            if size * blocks * ops.block_size <= _MOST_TOKENS
+            for blocks in lengths
+            if ops.reads_what_rows_have or size * blocks * ops.block_size <= _MOST_TOKENS
         }
         super().__init__(sorted({size for size, _ in self._inputs}))
         self._captured: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
@@ -67,7 +69,7 @@ class CudaGraphs(Graphs):
         # What lies beyond in either is of no row's own.
         blocks = min(key[1], table.shape[1])
         given.meta.block_table[:, :blocks].copy_(table[:, :blocks])
-        given.meta.device_state["ends"].copy_(step.meta.device_state["ends"])
+        given.meta.device_state["lengths"].copy_(step.meta.device_state["lengths"])
         graph, hidden = self._captured[key]
         graph.replay()
         return hidden
@@ -82,7 +84,7 @@ def _lengths(width: int, block_size: int) -> list[int]:
     return [*found, width]
 
 
-def _longest_step(ops: BaseOps, rows: int, axes: int, blocks: int) -> Step:
+def _longest_step(ops: CudaOps, rows: int, axes: int, blocks: int) -> Step:
     """A blank step whose attention reads so many blocks of each row."""
     step = blank_step(ops, rows, axes, blocks)
     lengths, meta = [blocks * ops.block_size] * rows, step.meta

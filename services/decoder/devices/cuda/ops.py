@@ -1,23 +1,83 @@
-"""Ops for CUDA devices: torch's own kernels, attention by `scaled_dot_product_attention`.
+"""Ops for CUDA devices: torch's own kernels, and for attention and weights of codes kernels in Triton's language where
+these are right (`kernel_trials.py`).
 
 The code runs on any torch device: it is tested against the reference on the CPU, and where there is one on a GPU.
 """
 
 from collections.abc import Sequence
+from functools import cached_property
+from types import ModuleType
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.decoder.devices.base.hidden_keys import hidden_keys
 from services.decoder.devices.base.ops import BaseOps
-from services.decoder.steps.attention_meta import AttnMeta, KVSpec, PagedKV
+from services.decoder.devices.base.use import Use
+from services.decoder.devices.cuda import coded_linear, kernel_trials, padded_attention
+from services.decoder.devices.cuda.coded_linear import CodedLinear
+from services.decoder.steps.attention_meta import AttnMeta, KVSpec, Packed, PagedKV
+from shared.weights.linear_weight import Codes, LinearWeight
 
 
 class CudaOps(BaseOps):
-    """The default layout; rows of one token as one padded batch, longer rows one after another."""
+    """The default layout; all rows of a step attend in few calls."""
 
     name = "cuda"
+
+    def __init__(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        block_size: int = 16,
+        *,
+        has_kernels: bool = False,
+    ) -> None:
+        """has_kernels: whether kernels are tried, for which device or environment must be theirs."""
+        super().__init__(device, dtype, block_size)
+        # Those of float32 have no tensor cores, and take minutes to compile.
+        self._has_kernels = has_kernels and dtype != torch.float32
+        self._linears: dict[object, ModuleType | None] = {}  # by kinds of codes
+        self._torch_attends = False
+
+    @cached_property
+    def _attention(self) -> ModuleType | None:
+        """None where torch attends."""
+        return kernel_trials.right_attention(self) if self._has_kernels else None
+
+    @property
+    def reads_what_rows_have(self) -> bool:
+        """Whether attention to rows of one token, of the layers that have been seen so far, takes no longer where the
+        step could have had longer ones."""
+        return self._attention is not None and not self._torch_attends
+
+    # Linear layers
+
+    def _pack_codes(self, weight: LinearWeight, codes: Codes, use: Use) -> Packed | None:
+        """All kinds of codes."""
+        packed = coded_linear.pack(codes, weight.out, weight.bias, self.dtype, self.device)
+        if self._has_kernels and packed.run and packed.kind not in self._linears:
+            self._linears[packed.kind] = kernel_trials.right_linear(packed, self.dtype)
+        self.coded_layers += 1
+        self.coded_weights += weight.out * weight.inputs
+        self.coded_bytes += packed.num_bytes
+        return packed
+
+    def linear(self, x: Tensor, packed: Packed) -> Tensor:
+        """[rows, in] to [rows, out]."""
+        if not isinstance(packed, CodedLinear):
+            return super().linear(x, packed)
+        if packed.order is not None:
+            x = x.index_select(1, packed.order)
+        kernels = self._linears.get(packed.kind)
+        if kernels is None:
+            return coded_linear.product(x, packed)
+        if len(x) > kernels.MOST_ROWS:
+            return coded_linear.product(x, packed, kernels.numbers)
+        found: Tensor = kernels.product(x, packed)
+        return found
+
+    # The cache
 
     def alloc_host_kv(self, spec: KVSpec, num_blocks: int) -> PagedKV:
         """Pinned, so that copies to and from the device need no staging."""
@@ -26,9 +86,13 @@ class CudaOps(BaseOps):
             return host
         return PagedKV(host.k.pin_memory(), host.v.pin_memory())
 
+    # Small ops
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """[rows, H] by torch's fused kernel."""
         return F.rms_norm(x, (x.shape[-1],), weight, eps)
+
+    # Attention
 
     def make_meta(
         self,
@@ -38,12 +102,17 @@ class CudaOps(BaseOps):
         slots: Tensor,
         bidirectional: list[tuple[int, int, int]] | None = None,
     ) -> AttnMeta:
-        """Adds how many keys each row of one token sees, int64 [num_decodes, 1] on the device."""
+        """Adds, int64 on the device: how many keys each row's last token sees (`lengths` [n]), and where rows begin
+        among the tokens, with their end (`starts` [n + 1])."""
         meta = super().make_meta(counts, kv_lens, block_table, slots, bidirectional)
-        ends = torch.tensor(meta.kv_lens[: meta.num_decodes], dtype=torch.int64)
+        even = (
+            meta.n % 2
+        )  # kernels are compiled anew where a tensor begins between multiples of 16 bytes
+        both = torch.tensor([*meta.kv_lens, *[0] * even, *meta.cu_q], dtype=torch.int64)
         if self.device.type == "cuda":
-            ends = ends.pin_memory()  # else the host would wait for the copy
-        meta.device_state["ends"] = ends.to(self.device, non_blocking=True)[:, None]
+            both = both.pin_memory()  # else the host would wait for the copy
+        here = both.to(self.device, non_blocking=True)
+        meta.device_state.update(lengths=here[: meta.n], starts=here[meta.n + even :])
         return meta
 
     def paged_attention(
@@ -62,6 +131,7 @@ class CudaOps(BaseOps):
     ) -> Tensor:
         """As the reference says; chunks, soft caps, sinks and two-way spans are left to it."""
         if chunk or softcap is not None or sinks is not None or meta.bidirectional:
+            self._torch_attends = True
             return super().paged_attention(
                 q,
                 k,
@@ -75,48 +145,10 @@ class CudaOps(BaseOps):
                 sinks=sinks,
             )
         out = q.new_zeros((q.shape[0], q.shape[1], v.shape[-1]))
-        if meta.num_decodes:
-            out[: meta.num_decodes] = self._decode(q, kv, meta, scale, window)
-        for row in range(meta.num_decodes, meta.n):
-            a, b = meta.cu_q[row], meta.cu_q[row + 1]
-            keys, values = self.gather(kv, meta.block_table[row], meta.kv_lens[row])
-            mask = ~hidden_keys(meta, row, window, device=q.device)
-            out[a:b] = _attend(q[a:b][None], keys[None], values[None], mask, scale)[0]
+        kernels = self._attention
+        if kernels is not None and kernels.takes(q, kv):
+            kernels.attend(q, kv, meta, out, scale, window)
+        else:
+            self._torch_attends = True
+            padded_attention.attend(q, kv, meta, out, scale, window)
         return out
-
-    def _decode(
-        self, q: Tensor, kv: PagedKV, meta: AttnMeta, scale: float, window: int | None
-    ) -> Tensor:
-        """All rows of one token, padded to the longest: [num_decodes, num_q, D of v]."""
-        n = meta.num_decodes
-        width = -(-max(meta.kv_lens[:n]) // self.block_size)
-        blocks = meta.block_table[:n, :width].long()
-        keys, values = (x[blocks].flatten(1, 2) for x in (kv.k, kv.v))
-        ends: Tensor = meta.device_state["ends"]
-        order = torch.arange(keys.shape[1], device=q.device)[None, :]
-        mask = order < ends
-        if window is not None:
-            mask &= order >= ends - window
-        # Behind the mask lies what others left; zero weight does not undo a NaN.
-        values = values.masked_fill(~mask[:, :, None, None], 0)
-        # Query heads that share keys are rows of one product, as nothing is hidden from one of them alone.
-        groups = q[:n].unflatten(1, (keys.shape[2], -1))
-        mixed = F.scaled_dot_product_attention(
-            groups,
-            keys.transpose(1, 2),
-            values.transpose(1, 2),
-            attn_mask=mask[:, None, None, :],
-            scale=scale,
-        )
-        return mixed.flatten(1, 2)
-
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """[n, queries, num_q, D] with keys and values [n, keys, num_kv, D]."""
-    shared = q.shape[2] // k.shape[2]
-    if shared > 1:  # with `enable_gqa` and a mask torch has no fused kernel
-        k, v = (x.repeat_interleave(shared, 2) for x in (k, v))
-    mixed = F.scaled_dot_product_attention(
-        q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), attn_mask=mask, scale=scale
-    )
-    return mixed.transpose(1, 2)

@@ -1,0 +1,1 @@
+"""Kernels in Triton's language, which is compiled when they are first called."""
