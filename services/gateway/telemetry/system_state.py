@@ -61,7 +61,7 @@ class SystemState:
                 "numerics": one.numerics,
                 "load": loads.get(one.instance_id),
             }
-            for one in members
+            for one in sorted(members, key=lambda one: (one.address, one.instance_id))
         ]
         return {"service": service, "replicas": replicas}
 
