@@ -16,7 +16,12 @@ PATTERN = "quant_model_description*.json"
 NUMBERS = "FLOAT"
 # Activations of 8 bits with one step for all, with one for each token, and activations that stay as they are.
 STATIC, DYNAMIC, WEIGHTS = "W8A8", "W8A8_DYNAMIC", "W8A16"
-KINDS = (NUMBERS, STATIC, DYNAMIC, WEIGHTS)
+NARROW = "W4A8_DYNAMIC"  # codes of 4 bits
+KINDS = (NUMBERS, STATIC, DYNAMIC, WEIGHTS, NARROW)
+# The `version` from which two codes of 4 bits lie in a byte; others have one, as vllm-ascend reads them.
+_TWO_A_BYTE = "1.0.0"
+# Inputs of a group of NARROW, where files without `group_size` have scales for groups: vllm-ascend's default.
+_USUAL_GROUP, _OF_GROUPS = 256, ".weight_scale_second"
 # What is said of the whole model, and would change what layers or the cache compute.
 _CACHE = ("kv_cache_type", "kv_quant_type", "fa_quant_type")
 _NORMS = (".module.weight", ".module.bias")
@@ -24,11 +29,12 @@ _NORMS = (".module.weight", ".module.bias")
 
 @dataclass(frozen=True)
 class Described:
-    """`kinds`: of each layer by its name in the checkpoint; `group`: inputs of W8A16 that share a scale, 0 for all of
-    an output's."""
+    """`kinds`: of each layer by its name in the checkpoint; `group`: inputs of W8A16 and W4A8 that share a scale, 0 for
+    all of an output's; `two_a_byte`: codes of 4 bits lie so, along outputs."""
 
     kinds: Mapping[str, str]
     group: int
+    two_a_byte: bool
 
 
 def find_description(checkpoint: Checkpoint) -> str | None:
@@ -43,7 +49,9 @@ def read_description(checkpoint: Checkpoint, name: str) -> Described:
     for key in _CACHE:
         if values.get(key):
             raise _refusal(checkpoint, name, f"{key}: quantized caches are not read")
-    group = values.get("group_size") or 0
+    group = values.get("group_size")
+    if group is None:
+        group = _USUAL_GROUP if any(key.endswith(_OF_GROUPS) for key in values) else 0
     if type(group) is not int or group < 0:
         raise _refusal(checkpoint, name, f"group_size is {cut(repr(group), 60)}")
     kinds: dict[str, str] = {}
@@ -53,7 +61,7 @@ def read_description(checkpoint: Checkpoint, name: str) -> Described:
             raise _refusal(checkpoint, name, f"{tensor}: norms that were moved are not read")
         if part == "weight" and layer:
             kinds[layer] = _kind(checkpoint, name, tensor, kind)
-    return Described(kinds, group)
+    return Described(kinds, group, values.get("version") == _TWO_A_BYTE)
 
 
 def _kind(checkpoint: Checkpoint, name: str, tensor: str, kind: Any) -> str:

@@ -14,6 +14,7 @@ from shared.errors import InvalidRequest
 from shared.model_config.ascend_codes import (
     DYNAMIC,
     KINDS,
+    NARROW,
     NUMBERS,
     STATIC,
     find_description,
@@ -37,7 +38,8 @@ class StoredCodes:
     zero points; `ordered`: which group an input belongs to is stored; `one_scale`: all outputs share it; `left_out`:
     layers that are numbers, by their names, with AWQ, GPTQ and fp8 by parts of them; `block`: outputs and inputs that
     share a scale of FLOAT8; `inverse_name`: its scales are called weight_scale_inv; `activations`: bits in which these
-    are wanted, 8 or 16; `whole`: layers of ASCEND that want 8, by their names."""
+    are wanted, 8 or 16; `whole`: layers of ASCEND that want 8, by their names; `narrow`: those with codes of 4 bits;
+    `two_a_byte`: of which two lie in a byte."""
 
     layout: str
     bits: int
@@ -51,10 +53,16 @@ class StoredCodes:
     inverse_name: bool = False
     activations: int = 16
     whole: frozenset[str] = frozenset()
+    narrow: frozenset[str] = frozenset()
+    two_a_byte: bool = False
 
     def has_whole_activations(self, weight: str) -> bool:
         """Whether a layer, by the stored name of its weight, wants activations of 8 bits."""
         return weight.removesuffix(".weight") in self.whole
+
+    def has_narrow_codes(self, weight: str) -> bool:
+        """Whether a layer, by the stored name of its weight, has codes of 4 bits where others have 8."""
+        return weight.removesuffix(".weight") in self.narrow
 
     def leaves_out(self, layer: str) -> bool:
         """Whether the configuration says that a layer, by its stored name, is not quantized. Patterns ("re:") are
@@ -197,6 +205,8 @@ def _ascend(checkpoint: Checkpoint, name: str) -> StoredCodes | None:
         symmetric=False,
         left_out=tuple(names[NUMBERS]),
         whole=frozenset((*names[STATIC], *names[DYNAMIC])),
+        narrow=frozenset(names[NARROW]),
+        two_a_byte=described.two_a_byte,
     )
 
 

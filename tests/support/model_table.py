@@ -65,17 +65,19 @@ by tensor, channel or block | several schemes, sparsity, transforms, a quantized
 a `weight_scale` of the whole layer, `modules_to_not_convert` | e5m2, scales in 8 bits |
 | msmodelslim: `quant_model_description*.json` beside config.json, weights in `quant_model_weight*.safetensors` \
 or under the usual names (of the hub those under the usual names) | \
-layers of W8A8, W8A8_DYNAMIC, W8A16 (by channel or group) and FLOAT | \
-W4A8, sparse kinds, quantized caches, norms that were moved (`module.weight`, biases of norms) |
+layers of W8A8, W8A8_DYNAMIC, W8A16 and W4A8_DYNAMIC (both by channel or group; two codes in a byte where \
+`version` is 1.0.0, else one) and FLOAT | \
+W4A8 with offsets, W4A4 and other kinds of 4 bits, sparse kinds, quantized caches, \
+norms that were moved (`module.weight`, biases of norms) |
 | any other |  | all |
 
 Groups have to divide the inputs. Layers that are computed as one, such as queries, keys and values, get one form where
 they are quantized in different ways, which says the numbers of all; their inputs have to be in one order. On the
 CPU activations are not quantized as `compressed-tensors` and msmodelslim say: they keep more bits. On
 [Ascend NPUs](ascend.md#weights-of-codes) and [CUDA GPUs](operations.md#on-a-cuda-gpu) they have 8 where these say so:
-on NPUs static W8A8 of msmodelslim with the step that is stored, all others with a step for each token. Numbers of 8
-bits (e4m3) become what is stored times its scale, in the model's type: they take the memory of that, unless
-`--quantization` makes codes of them.
+on NPUs static W8A8 of msmodelslim with the step that is stored, all others with a step for each token. Codes of 4 bits
+(W4A8) are multiplied with activations as `--dtype` says, on every device. Numbers of 8 bits (e4m3) become what is
+stored times its scale, in the model's type: they take the memory of that, unless `--quantization` makes codes of them.
 
 Several ranks divide the inputs of the output layers of attention and MLP. A cut inside of a group makes groups of a
 half, a quarter and so on, down to 16 inputs, of the same scale; where an order (`g_idx`) scatters a rank's inputs

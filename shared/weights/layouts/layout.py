@@ -43,6 +43,10 @@ class Layout(ABC):
     def __init__(self, codes: StoredCodes) -> None:
         self.codes = codes
 
+    def of_layer(self, main: str) -> "Layout":
+        """That of one layer, by the stored name of its codes, where a checkpoint stores some in another way."""
+        return self
+
     @abstractmethod
     def sizes(self, main: Shape) -> tuple[int, int]:
         """Outputs and inputs of a layer, by the shape of its codes; where they are filled up, so many at most."""

@@ -93,7 +93,7 @@ class StoredLayers:
         """Raises InvalidRequest, with the tensor's name, for other sizes than are stored."""
         main = self.layout.main
         try:
-            expected = self.layout.required(out, inputs)[main].shape
+            expected = self._of_layer(layer).required(out, inputs)[main].shape
         except BadCodes as error:
             raise self.refusal(layer, error) from None
         found = self._headers.shape(self._names[f"{layer}.{main}"])
@@ -143,6 +143,9 @@ class StoredLayers:
             raise self.refusal(layer, BadCodes(self.layout.order, why))
         return found
 
+    def _of_layer(self, layer: str) -> Layout:
+        return self.layout.of_layer(self._names[f"{layer}.{self.layout.main}"])
+
     def _is_coded(self, layer: str) -> bool:
         """Whether what is called a weight is in one of the element types that codes have."""
         return self._headers.dtype(self._names[f"{layer}.weight"]) in self.layout.main_dtypes
@@ -162,7 +165,8 @@ class StoredLayers:
             shape = self._headers.shape(self._names[main])
             if len(shape) != 2:
                 raise BadCodes(layout.main, f"{list(shape)} is no matrix")
-            out, inputs = self._stored_sizes(layer, shape)
+            layout = self._of_layer(layer)
+            out, inputs = self._stored_sizes(layer, layout, shape)
             required = layout.required(out, inputs)
             for tensor, stored in (required | layout.optional(out, inputs)).items():
                 self._check_tensor(layer, tensor, stored, tensor in required)
@@ -170,9 +174,9 @@ class StoredLayers:
             raise self.refusal(layer, error) from None
         return out, inputs
 
-    def _stored_sizes(self, layer: str, main: tuple[int, ...]) -> tuple[int, int]:
+    def _stored_sizes(self, layer: str, layout: Layout, main: tuple[int, ...]) -> tuple[int, int]:
         """Where codes may be filled up the stored shape counts."""
-        out, inputs = self.layout.sizes(main)
+        out, inputs = layout.sizes(main)
         shape = f"{layer}.weight_shape"
         if "weight_shape" in self.layout.tensors and shape in self._names:
             stored = self._names[shape]

@@ -24,8 +24,12 @@ _OTHER_STEPS = (
     "decoder/test_codes.py::test_of_layers_with_other_steps_each_token_has_its_own",
     "decoder/test_codes.py::test_fixed_steps_that_an_operator_takes_otherwise_are_not_taken",
 )
+_NARROW = (
+    "decoder/test_ascend_checkpoints.py::test_codes_of_4_bits_are_packed_with_the_scales_of_their_groups",
+)
 _linear = partial(Break, file=f"{DECODER}/devices/npu/coded_linear.py")
 _telling = partial(Break, file=f"{DECODER}/devices/npu/trials/telling_codes.py")
+_reader = partial(Break, file="shared/weights/readers/ascend.py")
 _ops = partial(Break, file=f"{DECODER}/devices/npu/ops.py")
 
 BREAKS = [
@@ -112,6 +116,18 @@ BREAKS = [
         old="    fixed = activations == 8 and part.fixed is not None",
         new="    fixed = activations == 8",
         tests=_OTHER_STEPS,
+    ),
+    _reader(
+        reason="of two codes of msmodelslim in a byte the upper one is first",
+        old="torch.stack((stored << 4 >> 4, stored >> 4), 1)",
+        new="torch.stack((stored >> 4, stored << 4 >> 4), 1)",
+        tests=_NARROW,
+    ),
+    _reader(
+        reason="scales of groups of W4A8 are not multiplied with those of outputs",
+        old="scales = scales * _finite(",
+        new="scales = _finite(",
+        tests=_NARROW,
     ),
     _telling(
         reason="a form of codes is taken whatever it gives",
