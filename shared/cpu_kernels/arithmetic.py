@@ -1,6 +1,6 @@
 """Which arithmetic the CPU kernels compute in."""
 
-ARITHMETIC_VERSION = 1
+ARITHMETIC_VERSION = 2
 """Part of what decoders and encoders say of their bits (`shared/numerics.py`).
 
 Raise it by one with every change of the kernels, or of how they are compiled and called, that may change a bit of any

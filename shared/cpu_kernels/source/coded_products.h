@@ -155,7 +155,7 @@ private:
                 floats score = __builtin_convertvector(sums[r][side], floats) *
                                (scales[side] * broadcast(queries.steps[row + r]));
                 for (int64_t k = 0; k < kept_; k++)
-                    score = fused_always(T::read(kept(i) + k * PAGE), broadcast(queries.kept[(row + r) * kept_ + k]),
+                    score = fused(T::read(kept(i) + k * PAGE), broadcast(queries.kept[(row + r) * kept_ + k]),
                                          score);
                 store(scores + r * STRIP + i * LANES, score);
             }
@@ -188,7 +188,7 @@ private:
     static void put_codes(uint8_t* to, int v, const float* weights, float per_step) {
         constexpr float MAGIC = 0x1.8p23f;  // adding it leaves the nearest integer in the last bits
         const floats w = load<floats>(weights + v * LANES);
-        store_bytes(to + v * LANES, (ints)fused_always(w, broadcast(per_step), broadcast(MAGIC)));
+        store_bytes(to + v * LANES, (ints)fused(w, broadcast(per_step), broadcast(MAGIC)));
     }
 
     template <int R, int C>
@@ -223,7 +223,7 @@ private:
             for (int c = 0; c < C; c++) {
                 float* sum = sums + r * size_ + c * LANES;
                 const floats before = load<floats>(sum) * broadcast(weights.factors[r]);
-                store(sum, fused_always(__builtin_convertvector(acc[r][c], floats), broadcast(weights.steps[r]), before));
+                store(sum, fused(__builtin_convertvector(acc[r][c], floats), broadcast(weights.steps[r]), before));
             }
     }
 
