@@ -38,8 +38,8 @@ class InstructionSet:
         return f"{self.name}-{processor().vendor}" if "avx512f" in self.needs else self.name
 
 
-# Beside a set's own flags: no rounding is left to the compiler, and no instruction whose result is.
-_PORTABLE_FLAGS = ("-DTESSERA_PORTABLE", "-ffp-contract=off")
+# Beside a set's own flags: no instruction whose result differs between processors.
+_PORTABLE_FLAGS = ("-DTESSERA_PORTABLE",)
 # In portable arithmetic it would be the set avx512: its products of bfloat16 add up in an order of their own.
 _NOT_PORTABLE = {"avx512_bf16": "avx512"}
 

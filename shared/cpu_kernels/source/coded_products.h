@@ -158,7 +158,7 @@ private:
         const floats scale = load<floats>(strip_.key_scales + i * LANES) * broadcast(queries.steps[row]);
         floats score = __builtin_convertvector(sums, floats) * scale;
         for (int64_t k = 0; k < kept_; k++)
-            score = fused_always(T::read(kept(i) + k * PAGE), broadcast(queries.kept[row * kept_ + k]), score);
+            score = fused(T::read(kept(i) + k * PAGE), broadcast(queries.kept[row * kept_ + k]), score);
         store(scores + i * LANES, score);
     }
 
@@ -199,7 +199,7 @@ private:
             for (int c = 0; c < C; c++) {
                 float* sum = sums + r * size_ + c * LANES;
                 const floats before = load<floats>(sum) * broadcast(weights.factors[r]);
-                store(sum, fused_always(__builtin_convertvector(acc[r][c], floats), broadcast(weights.steps[r]), before));
+                store(sum, fused(__builtin_convertvector(acc[r][c], floats), broadcast(weights.steps[r]), before));
             }
     }
 

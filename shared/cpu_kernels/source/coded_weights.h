@@ -62,7 +62,7 @@ static inline float weigh_to_codes(const float* scores, const float* value_scale
     const floats per_step = broadcast(usable ? (float)WEIGHTS_TO / greatest : 0.0f);
 #pragma GCC unroll 8
     for (int v = begin; v < end; v++)
-        store_bytes(codes + v * LANES, (ints)fused_always(scaled[v], per_step, broadcast(MAGIC)));
+        store_bytes(codes + v * LANES, (ints)fused(scaled[v], per_step, broadcast(MAGIC)));
     if (begin > 0) std::fill_n(codes, begin * LANES, 0);
     if (end < last) std::fill_n(codes + end * LANES, (last - end) * LANES, 0);
     return usable ? greatest / (float)WEIGHTS_TO : finite ? 0.0f : NAN;

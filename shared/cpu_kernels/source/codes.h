@@ -136,7 +136,7 @@ static inline ints read_zeros(const uint8_t* from) {
 template <int DIGITS>
 static inline floats sum_of_digits(ints high, ints low) {
     if (DIGITS == 1) return __builtin_convertvector(high, floats);
-    return fused_always(__builtin_convertvector(high, floats), broadcast(128.0f), __builtin_convertvector(low, floats));
+    return fused(__builtin_convertvector(high, floats), broadcast(128.0f), __builtin_convertvector(low, floats));
 }
 
 }  // namespace tessera

@@ -74,7 +74,7 @@ static inline float largest_size(const typename T::Element* x, int64_t count) {
 // v times `per_step`, to nearest even: at most 2^22 in size.
 static inline ints nearest_integers(floats v, floats per_step) {
     constexpr float MAGIC = 0x1.8p23f;  // adding it leaves the nearest integer in the last bits
-    return (ints)fused_always(v, per_step, broadcast(MAGIC)) - 0x4b400000;
+    return (ints)fused(v, per_step, broadcast(MAGIC)) - 0x4b400000;
 }
 
 // Whole numbers p of `count` elements.

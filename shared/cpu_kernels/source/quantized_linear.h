@@ -98,13 +98,13 @@ static inline void multiply_codes(const CodeCall& call, int64_t panel, const int
                     whole[r] = __builtin_convertvector((acc[r][0][side] << 7) + acc[r][DIGITS - 1][side], floats);
 #pragma GCC unroll 12
             for (int r = 0; r < R; r++)
-                y[2 * r + side] = fused_always(whole[r], scales * broadcast(steps[r]), y[2 * r + side]);
+                y[2 * r + side] = fused(whole[r], scales * broadcast(steps[r]), y[2 * r + side]);
             if (!q.minima) continue;
             factors = q.minimum_factors ? q.minimum_factors + first + side * LANES : nullptr;
             const floats minima = read_scales(q, q.minima, run + side * LANES, factors);
 #pragma GCC unroll 12
             for (int r = 0; r < R; r++)
-                y[2 * r + side] = fused_always(minima, broadcast(shifts[r]), y[2 * r + side]);
+                y[2 * r + side] = fused(minima, broadcast(shifts[r]), y[2 * r + side]);
         }
     }
 }

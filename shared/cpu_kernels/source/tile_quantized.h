@@ -260,8 +260,8 @@ private:
             }
             const floats sum = IN_WORDS ? __builtin_convertvector((whole[0] << 7) + whole[DIGITS - 1], floats)
                                         : sum_of_digits<DIGITS>(whole[0], whole[DIGITS - 1]);
-            floats found = fused_always(sum, scales * broadcast(steps[r]), *y);
-            if (q_.minima) found = fused_always(minima, broadcast(shifts[r]), found);
+            floats found = fused(sum, scales * broadcast(steps[r]), *y);
+            if (q_.minima) found = fused(minima, broadcast(shifts[r]), found);
             *y = found;
         }
     }

@@ -70,24 +70,15 @@ static inline ints broadcast_int(int32_t x) { return x - ints{}; }
 
 static inline floats max(floats a, floats b) { return a > b ? a : b; }
 
-// a b + c in one rounding, whatever the compiler.
-static inline floats fused_always(floats a, floats b, floats c) {
+// a b + c in one rounding. Nothing else is: compilers are told not to contract (`compiling.py`), as each does so in some
+// places and not in others, and a kernel for one row would give other bits than the same kernel for two.
+static inline floats fused(floats a, floats b, floats c) {
 #if defined(__AVX512F__)
     return (floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
 #elif defined(__AVX2__)
     return (floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #else
     return (floats)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
-#endif
-}
-
-// The same where bits must not depend on the compiler (`TESSERA_PORTABLE`, with contraction off); elsewhere it contracts
-// by itself.
-static inline floats fused(floats a, floats b, floats c) {
-#if !defined(TESSERA_PORTABLE)
-    return a * b + c;
-#else
-    return fused_always(a, b, c);
 #endif
 }
 
