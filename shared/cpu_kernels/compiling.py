@@ -18,11 +18,12 @@ from shared.cpu_kernels.instruction_sets import InstructionSet
 SOURCES = Path(__file__).parent / "source"
 FLAGS = (
     "-std=c++17", "-O3", "-pthread", "-fvisibility=hidden",
-    # Products and sums are rounded once where sources say so, never where the compiler would; no errno for square roots.
+    # Products and sums are rounded once where sources say so, nowhere else; no errno for square roots.
     "-ffp-contract=off", "-fno-math-errno", "-Wno-psabi", "-Wno-ignored-attributes",
     # A vector wider than a register goes through memory: many times slower (gcc's warning).
     "-Werror=vector-operation-performance", "-Wno-unknown-warning-option",
 )  # fmt: skip
+COMPILERS = ("c++", "g++", "clang++")
 NO_COMPILER = "there is no C++ compiler (install g++ or clang++)"
 _LIBRARY_FLAGS = ("-fPIC", "-shared")
 
@@ -35,7 +36,7 @@ def find(known: InstructionSet) -> Path | None:
 
 def compiler() -> str | None:
     """The C++ compiler on the path."""
-    return next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
+    return next((name for name in COMPILERS if shutil.which(name)), None)
 
 
 def compile_library(known: InstructionSet) -> Path:

@@ -112,7 +112,7 @@ static inline floats highest_of(const Attention& call, Seen seen, float* scores)
     }
     for (int i = seen.from / LANES * LANES; i < seen.to; i += LANES) {
         const ints key = LANE + i;
-        const floats s = (key >= seen.from) & (key < seen.to) ? load<floats>(scores + i) : broadcast(-INFINITY);
+        const floats s = ((key >= seen.from) & (key < seen.to)) ? load<floats>(scores + i) : broadcast(-INFINITY);
         store(scores + i, s);
         best = max(best, s);
     }

@@ -1,8 +1,10 @@
-// What portable arithmetic gives, as one number for each element type: equal on every machine and for every set of
-// instructions (`TESSERA_PORTABLE`). The sizes are those of no vector, so that every kernel has something left over.
+// What kernels give, as one number for each element type: equal whatever compiler made them, and in portable arithmetic
+// (`TESSERA_PORTABLE`) on every machine and for every set of instructions. The sizes are those of no vector, so that every
+// kernel has something left over.
 #pragma once
 
 #include "check_attention.h"
+#include "check_segments.h"
 
 namespace self_test {
 
@@ -38,6 +40,24 @@ void add_linear(Digest& digest) {
                 digest.add(applied<Largest>(TYPE<T>, packed.layer, x, 0, rows));
             }
         }
+}
+
+template <class T>
+void add_adapters(Digest& digest) {
+    const int64_t inputs = 70, outputs = 101;
+    const Packed<T> packed(drawn_weight<T>(outputs, inputs), nullptr, tessera::PLAIN);
+    const DrawnAddition<T> some(5, inputs, 0, outputs, 0), others(16, inputs, 30, 40, 0);
+    const Adapter adapters[2] = {{{{some.packed.data(), 1}}}, {{{others.packed.data(), 1}}}};
+    const Adapter* of_segments[] = {&adapters[0], &adapters[1]};
+    const int64_t rows = 7;
+    const DrawnSegments segments(rows, {{0, 1, 2, 3, 5, 6}, {2, 4, 5}});
+    const auto x = elements<T>(drawn<T>(rows, inputs));
+    Elements<T> y(rows * outputs);
+    tessera_adapted_linear(TYPE<T>, &packed.layer, &segments.call, of_segments, x.data(), y.data(), rows, inputs, outputs);
+    digest.add(y);
+    const DrawnSegments one(1, {{0}, {0}});
+    tessera_adapted_linear(TYPE<T>, &packed.layer, &one.call, of_segments, x.data(), y.data(), 1, inputs, outputs);
+    digest.add(y);
 }
 
 template <class T>
@@ -101,6 +121,7 @@ uint64_t digest_of_all() {
     add_norms<T>(digest);
     add_attention<T>(digest);
     add_layer<T>(digest);
+    add_adapters<T>(digest);
     return digest.value();
 }
 
