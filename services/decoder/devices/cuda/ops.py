@@ -105,14 +105,14 @@ class CudaOps(BaseOps):
         """Adds, int64 on the device: how many keys each row's last token sees (`lengths` [n]), and where rows begin
         among the tokens, with their end (`starts` [n + 1])."""
         meta = super().make_meta(counts, kv_lens, block_table, slots, bidirectional)
-        even = (
-            meta.n % 2
-        )  # kernels are compiled anew where a tensor begins between multiples of 16 bytes
-        both = torch.tensor([*meta.kv_lens, *[0] * even, *meta.cu_q], dtype=torch.int64)
+        # Kernels are compiled anew where a tensor begins between multiples of 16 bytes.
+        begin = meta.n + meta.n % 2
+        filler = [0] * (begin - meta.n)
+        both = torch.tensor([*meta.kv_lens, *filler, *meta.cu_q], dtype=torch.int64)
         if self.device.type == "cuda":
             both = both.pin_memory()  # else the host would wait for the copy
         here = both.to(self.device, non_blocking=True)
-        meta.device_state.update(lengths=here[: meta.n], starts=here[meta.n + even :])
+        meta.device_state.update(lengths=here[: meta.n], starts=here[begin:])
         return meta
 
     def paged_attention(
