@@ -117,7 +117,9 @@ def read_json(path: Path) -> dict[str, Any]:
         raise _bad(f"{path.parent} has no {path.name}") from None
     except OutOfBounds as error:
         raise _bad(str(error)) from None
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    except ValueError as error:
         _require_content(path)
         raise _bad(f"cannot read {path}: {error}") from None
     if not isinstance(value, dict):
@@ -140,8 +142,11 @@ def _no_weights(folder: Path) -> str:
 
 def _require_whole(path: Path) -> None:
     """By the header, which says where the last tensor ends."""
-    size = path.stat().st_size
-    head = read_header(path)
+    try:
+        size = path.stat().st_size
+        head = read_header(path)
+    except OSError as error:
+        raise _unreadable(path, error) from None
     try:
         entries = parse(head, path, LARGE)
         ends = [int(e["data_offsets"][1]) for n, e in entries.items() if n != "__metadata__"]
@@ -199,6 +204,8 @@ def _require_content(path: Path) -> None:
             head = file.read(len(_LFS))
     except OutOfBounds as error:
         raise _bad(str(error)) from None
+    except OSError as error:
+        raise _unreadable(path, error) from None
     if not head:
         raise _bad(f"{path} is empty: download it again")
     if head == _LFS:
@@ -213,6 +220,10 @@ def _present(folder: Path, patterns: tuple[str, ...]) -> list[str]:
 
 def _some(names: list[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _unreadable(path: Path, error: OSError) -> InvalidRequest:
+    return _bad(f"cannot read {path}: {error.strerror}")
 
 
 def _bad(what: str) -> InvalidRequest:

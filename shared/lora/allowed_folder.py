@@ -1,5 +1,6 @@
 """`--allowed-adapter-dir`: which folders adapters are loaded from while a system runs."""
 
+import os
 from pathlib import Path
 
 from shared.errors import InvalidRequest
@@ -9,7 +10,7 @@ from shared.lora.config import CONFIG
 
 def allowed_folder(given: str, allowed: Path) -> Path:
     """The real path of an adapter's folder, which may be given below `allowed`. Raises InvalidRequest for one that is
-    elsewhere, or whose files are, links followed."""
+    elsewhere, or whose files are, links followed, and for what is no folder."""
     try:
         root = allowed.resolve()
         folder = (root / given).resolve()
@@ -18,6 +19,8 @@ def allowed_folder(given: str, allowed: Path) -> Path:
         raise _refused(given, "is no path") from None
     if folder == root or not all(path.is_relative_to(root) for path in (folder, *files)):
         raise _refused(given, "is not below --allowed-adapter-dir")
+    if not os.path.isdir(folder):  # False for a name that is too long as well
+        raise _refused(given, "is no folder there")
     return folder
 
 

@@ -147,7 +147,13 @@ async def test_a_name_gets_other_weights_only_where_that_is_asked_for(
     assert found == [digest(one), digest(other)]
 
 
-@pytest.mark.parametrize("path", ["../outside", "/outside", "link", "files", "", ".", "absent"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("../outside", "/outside", "link", "files", "", ".", "absent", "fixed/adapter_config.json"),
+        *("a" * 300, "a/" * 3000, "\0"),
+    ],
+)
 async def test_only_folders_below_the_allowed_one_are_read(
     stage: Stage, folder: Path, path: str
 ) -> None:

@@ -85,6 +85,16 @@ def pickled_short(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:-10])
 
 
+def unreadable(name: str) -> Change:
+    """A regular file of which nobody, not even root, can read the beginning."""
+
+    def change(folder: Path) -> None:
+        (folder / name).unlink()
+        (folder / name).symlink_to("/proc/self/mem")
+
+    return change
+
+
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 5\n"
 
 
@@ -96,6 +106,7 @@ LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 5\n"
         (written("config.json", "{"), "cannot read .*config.json"),
         (written("config.json", "[]"), "is not a JSON object"),
         (written("config.json", LFS), "git lfs pull"),
+        (unreadable("config.json"), "cannot read .*config.json: Input/output error"),
         (written("config.json", "[" * 100_000), "config.json is nested deeper than 64"),
         (config(architectures=None), 'has no "architectures"'),
         (config(architectures=["NovelForCausalLM"]), "NovelForCausalLM cannot be served; these"),
@@ -141,6 +152,7 @@ LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 5\n"
         (renamed("model.safetensors", "model-1.safetensors"), "download that too"),
         (written("model.safetensors", ""), "model.safetensors is empty"),
         (written("model.safetensors", LFS), "git lfs pull"),
+        (unreadable("model.safetensors"), "cannot read .*model.safetensors: Input/output error"),
         (written("model.safetensors", b"\xff" * 99), "no safetensors file"),
         (cut_short, "bytes of .*: download it again"),
         (sharded, "lacks 2 of 3 files that .* names: b.safetensors, c.safetensors"),
