@@ -201,7 +201,8 @@ class Llama(DecoderModel):
 
     def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [T, 1, D] at positions [axes, T], as `ops.rope` takes them."""
-        return self._cos[positions[0]], self._sin[positions[0]]
+        places = positions[0]
+        return self._cos.index_select(0, places), self._sin.index_select(0, places)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `DecoderModel.logits`."""

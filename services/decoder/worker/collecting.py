@@ -61,7 +61,8 @@ class Collecting:
         """Hands over the result of a step, and completes the histories of its sequences then, while the result is on
         its way. arrived: content of the step's download; later: the steps that have been launched since."""
         plan, result = step.plan, step.result
-        tokens = np.full(len(plan.sample_row), -1, np.int32)
+        tokens = np.empty(len(plan.sample_row), np.int32)
+        tokens.fill(-1)
         if step.batch is not None:
             self._fail_not_finite(step, np.isfinite(arrived[0]), later)
             if step.reported:
@@ -183,7 +184,7 @@ class Collecting:
             failed &= ~step.are_dropped(step.owners)
         if step.failed or step.void:  # then a failed row's other samples have no token either
             failed |= np.isin(plan.sample_row[step.samples], [*step.failed, *step.void])
-        kept = np.flatnonzero(~failed)
+        kept = (~failed).nonzero()[0]
         if not len(kept):
             return
         samples, owner = step.samples[kept], step.owners[kept]

@@ -47,6 +47,7 @@ class LaunchedStep:
     positions: Longs = field(default_factory=lambda: _NONE)
     # By sample of the plan, see `Sampler.wanted_logprobs`; empty where none asks for any.
     wanted_logprobs: LogIds = field(default_factory=lambda: _NOBODY)
+    takes_all: bool = False  # a token is chosen behind each token of the batch, in their order
     late: "Sequence[Future[Any]]" = ()  # what is being prepared that the choice needs
     split: Split = _NO_SAMPLES
     # Settings and numbers of the samples where the device draws some of them, and the logits, for those that it cannot

@@ -58,7 +58,7 @@ class Preparing:
     def prepare(self, step: LaunchedStep, rows: Rows) -> Batch:
         """The tensors of the rows, sent to the device; makes places for the tokens that will be chosen."""
         rows = order_rows(rows)
-        ends = np.cumsum(rows.count)
+        ends = rows.count.cumsum()
         drafts = step.plan.drafts
         if drafts is not None:
             self._put_drafts(drafts, rows)

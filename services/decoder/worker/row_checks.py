@@ -46,7 +46,7 @@ class RowChecks:
         expected = slots.known[owner] & (slots.length[owner] == known[plan.sample_row])
         expected |= slots.failed[owner]
         good[plan.sample_row[~expected]] = False
-        for row in np.flatnonzero(~good).tolist():
+        for row in (~good).nonzero()[0].tolist():
             self._refuse(step, rows, row)
         if slots.media:
             for row in np.flatnonzero(good).tolist():

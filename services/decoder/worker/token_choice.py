@@ -1,6 +1,7 @@
 """The tokens of a step's samples: what is submitted with the step, and what the host does once that has arrived."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,14 +59,15 @@ class TokenChoice:
         """Finds the samples of the rows that run, in a batch where these end at `ends`, and who chooses for each; what
         the device needs for it."""
         plan, slots = step.plan, self._slots
-        token_of = np.full(len(plan.row_slot), -1, np.int64)
+        token_of = np.empty(len(plan.row_slot), np.int64)
+        token_of.fill(-1)
         token_of[rows.place] = ends - 1
         owner = plan.sample_slot.astype(np.int64)
         token = token_of[plan.sample_row]
         usable = (token >= 0) & slots.known[owner] & ~slots.failed[owner]
         if plan.drafts is not None:
             token = token - plan.drafts.behind
-        step.samples = np.flatnonzero(usable)
+        step.samples = usable.nonzero()[0]
         step.owners = owners = owner[step.samples]
         if not len(owners):
             return []
@@ -75,7 +77,9 @@ class TokenChoice:
         if not split.is_plain or len(owners) < len(owner):
             # A later plan may give a slot to another sequence before this step is collected.
             step.wanted_logprobs = self._sampler.wanted_logprobs(owner)
-        sent: list[Array] = [token[step.samples]]
+        places = token[step.samples]
+        step.takes_all = places.tobytes() == _first(int(ends[-1]))
+        sent: list[Array] = [places]
         if self._device.asynchronous:
             sent.append(owners)
         if split.is_plain:
@@ -95,7 +99,9 @@ class TokenChoice:
 
     def submit(self, step: LaunchedStep, hidden: Tensor, sent: Sequence[Tensor]) -> list[Tensor]:
         """What the host needs of the samples, in the order of `SampleArrays`; sent: what `begin` gave."""
-        split, last = step.split, hidden.index_select(0, sent[0])
+        split, last = step.split, hidden
+        if not step.takes_all or len(last) != len(sent[0]):  # a graph's has padding
+            last = hidden.index_select(0, sent[0])
         if not split.is_plain and split.guessed.any():
             step.last = last
         if split.is_plain or not (split.needs_logits or step.draws is not None):
@@ -219,3 +225,9 @@ class TokenChoice:
         for after in later:
             after.redo.update(np.flatnonzero(np.isin(after.plan.row_slot, owners)).tolist())
         return result
+
+
+@lru_cache(maxsize=1024)
+def _first(count: int) -> bytes:
+    """The places 0, 1, ... of a batch, as int64."""
+    return np.arange(count).tobytes()

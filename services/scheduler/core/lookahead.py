@@ -1,5 +1,7 @@
 """How many drafts rows may have, by what steps were measured to take and how many drafts were right."""
 
+from operator import attrgetter
+
 from services.scheduler.core.plan import StepPlan
 from services.scheduler.core.sequence import Sequence
 
@@ -16,14 +18,16 @@ _MOST_LOST, _MOST_SAVED = 0.25, 1.0
 _LARGEST_STEP = 2.0  # times that of one without drafts: more is the machine's doing
 # A sequence whose drafts do not pay gets one after so many tokens, then after twice as many, ...
 _FIRST_PROBE, _LAST_PROBE = 16, 512
-# Times that a row had no draft, one after the other, until its sequence is asked for some less often.
-_MISSES = 4
-_ASKED_EVERY = 8  # steps, then
+# Times that a row had no draft, one after the other, until its sequence is asked for some less often, and until then
+# still less often; every so many steps then.
+_MISSES, _MANY_MISSES = 4, 8
+_ASKED_EVERY, LEAST_OFTEN = 8, 16
 _LOOKED_AT_EVERY = 8  # tokens of a sequence that gets none
 # Shares of a step's error that are taken over, by steps of its size and by all.
 _OWN_RATE, _SHARED_RATE = 0.1, 0.15
 _FIRST_STEPS = 3  # of a size: their mean counts
 _FORGOTTEN_AFTER = 512  # steps
+_reads_logits = attrgetter("reads_logits")
 
 
 class Lookahead:
@@ -121,7 +125,8 @@ class Lookahead:
         that the steps between are as without drafts."""
         asked = [s for s in sequences if s.misses < _MISSES or self._steps >= s.asked_from]
         for sequence in asked:
-            sequence.asked_from = self._steps + _ASKED_EVERY - self._steps % _ASKED_EVERY
+            every = _ASKED_EVERY if sequence.misses < _MANY_MISSES else LEAST_OFTEN
+            sequence.asked_from = self._steps + every - self._steps % every
         return asked
 
     def learn(self, sequence: Sequence, drafted: int, accepted: int) -> None:
@@ -153,7 +158,7 @@ class Lookahead:
         rows = len(plan.row_slot)
         generates = rows == len(plan.sample_row) == plan.num_tokens - drafted
         if generates and took > 0:  # results that were held up may come at one time
-            reads_logits = any(s.reads_logits for s in plan.sample_sequence)
+            reads_logits = any(map(_reads_logits, plan.sample_sequence))
             self._count(
                 rows, self._times[reads_logits, False].at_most(rows), drafted, accepted, took
             )

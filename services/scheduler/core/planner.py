@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from enum import Enum
 
 from services.scheduler.core.budget import Costs, StepBudget
-from services.scheduler.core.lookahead import Lookahead
+from services.scheduler.core.lookahead import LEAST_OFTEN, Lookahead
 from services.scheduler.core.plan import DraftedRow, PendingStep, StepPlan
 from services.scheduler.core.sequence import Sequence, SequenceStatus
 from services.scheduler.core.state import DecoderState
@@ -163,8 +163,11 @@ class Planner:
         most = min(sequence.num_drafts, budget.whole)
         most = min(most, sequence.length_limit - sequence.num_tokens - 1)
         end = plan.row_start[row] + plan.row_count[row] + sequence.slack
-        missing = self._capacity.blocks_for(end + most) - len(sequence.blocks)
-        if 0 < missing <= state.blocks.num_free - self._watermark:
+        # As far as until it is asked for again: so a row has room for drafts and for those without any behind it.
+        ahead = min(end + max(most, LEAST_OFTEN), sequence.length_limit)
+        missing = self._capacity.blocks_for(ahead) - len(sequence.blocks)
+        missing = min(missing, state.blocks.num_free - self._watermark)
+        if missing > 0:
             state.tables.grow(plan, sequence, missing)
         most = min(most, len(sequence.blocks) * self._capacity.block_size - end)
         if most > 0:

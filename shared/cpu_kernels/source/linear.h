@@ -84,13 +84,10 @@ static inline void multiply(const LinearCall& call, const Block& block, int64_t 
             right[r] = right[r] + added[2 * r + 1];
         }
     }
+    if (block.ends) return finish_rows<T, R>(call, block.panel, row, left, right, best);
     for (int r = 0; r < R; r++) {
-        if (block.ends) {
-            finish<T>(call, block.panel, row + r, left[r], right[r], best);
-        } else {
-            sums[2 * r] = left[r];
-            sums[2 * r + 1] = right[r];
-        }
+        sums[2 * r] = left[r];
+        sums[2 * r + 1] = right[r];
     }
 }
 

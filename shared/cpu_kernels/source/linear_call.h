@@ -80,6 +80,16 @@ static inline void compare(Running& best, floats v, int64_t column, int64_t outp
     best.column = better ? here : best.column;
 }
 
+// Of a panel without padding, whose columns these are.
+static inline void compare_whole(Running& best, floats a, floats b, ints left, ints right) {
+    best.poisoned |= (a != a) | (b != b);
+    const ints first = a > best.value;
+    const floats value = first ? a : best.value;
+    const ints second = b > value;
+    best.value = second ? b : value;
+    best.column = second ? right : first ? left : best.column;
+}
+
 static inline Largest settle(const Running& best) {
     Largest found = {-INFINITY, 0};
     bool bad = false, any = false;
@@ -131,6 +141,21 @@ static inline void finish(const LinearCall& call, int64_t panel, int64_t row, fl
         if (count > LANES)
             write_some<T>(y + LANES, b, (int)std::min<int64_t>(LANES, count - LANES));
     }
+}
+
+// The same for R rows from `row` on, whose sums stay in registers where nothing but their largest is asked for.
+template <class T, int R>
+static inline void finish_rows(const LinearCall& call, int64_t panel, int64_t row, const floats* left,
+                               const floats* right, Running* best) {
+    const Linear& layer = *call.layer;
+    const int64_t column = panel * PANEL;
+    if (layer.result == LARGEST && layer.epilogue == PLAIN && !layer.bias && column + PANEL <= layer.outputs) {
+        const ints here = LANE + (int32_t)column, there = here + LANES;
+#pragma GCC unroll 12
+        for (int r = 0; r < R; r++) compare_whole(best[row + r], left[r], right[r], here, there);
+        return;
+    }
+    for (int r = 0; r < R; r++) finish<T>(call, panel, row + r, left[r], right[r], best);
 }
 
 // Which row of a weight is column `c` of a panel; -1 for padding. For SWIGLU the rows are `outputs` gates followed by what

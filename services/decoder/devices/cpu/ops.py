@@ -154,7 +154,8 @@ class CpuOps(BaseOps):
             shortlist.largest(self._kernels, x, layer, sketch, pairs)
         else:
             packed_linear.linear(self._kernels, x, layer, pairs, binding.LARGEST)
-        return pairs[:, 1], pairs[:, 0].view(torch.float32)
+        values, columns = pairs.unbind(1)
+        return columns, values.view(torch.float32)
 
     def pack_addition(self, place: LinearPlace, down: LinearWeight, up: LinearWeight) -> Addition:
         """See `BaseOps.pack_addition`; the outputs in vectors, as the layer has them."""

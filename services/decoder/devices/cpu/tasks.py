@@ -44,14 +44,14 @@ def _whole_rows(meta: AttnMeta, most: int) -> "Tasks | None":
     only generate take this path, in which Python does nothing for each row."""
     ends, lengths = np.asarray(meta.cu_q, np.int32), np.asarray(meta.kv_lens, np.int32)
     ends = ends[: len(lengths) + 1]
-    counts = np.diff(ends)
+    counts = ends[1:] - ends[:-1]
     if not len(counts) or counts.min() < 1 or counts.max() > most:
         return None
     tasks = np.zeros((len(counts), 5), np.int32)
     tasks[:, 0] = np.arange(len(counts))
     tasks[:, 1], tasks[:, 2], tasks[:, 3] = ends[:-1], counts, lengths - counts
     work = counts.astype(np.int64) * lengths
-    return tasks[np.argsort(-work, kind="stable")]
+    return tasks[(-work).argsort(kind="stable")]
 
 
 def _stretches(meta: AttnMeta, row: int, start: int, end: int) -> Iterator[tuple[int, int, int]]:

@@ -135,7 +135,7 @@ def _check_range(name: str, values: Ints, low: int, high: int) -> None:
 
 
 def _has_twice(slots: Ints) -> bool:
-    return len(slots) > 1 and bool(_largest(np.bincount(slots)) > 1)
+    return len(set(slots.tolist())) < len(slots)
 
 
 def _check_rows(arrays: dict[str, Ints], limits: Limits) -> None:
