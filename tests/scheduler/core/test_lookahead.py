@@ -94,7 +94,7 @@ def test_choices_have_drafts_of_their_own() -> None:
     run(one, *[sequence("r", PROMPT, 40, choice=c) for c in range(4)])
     for c in range(4):
         assert one.outputs_of["r", c] == generate(PROMPT, 40, c)
-    assert one.steps < 30
+    assert one.steps < 33
 
 
 @pytest.mark.parametrize("mode", list(PreemptionMode))
