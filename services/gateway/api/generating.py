@@ -24,7 +24,7 @@ from services.gateway.reading.data_urls import DecodedBody, InlineMedia
 from services.gateway.reading.options import GenerationOptions
 from services.gateway.reading.sampling.bad_words import BAD_WORDS_TIMES
 from services.gateway.reading.valid_request import ValidRequest
-from services.gateway.telemetry.metrics import Metrics
+from services.gateway.telemetry.metrics.metrics import Metrics
 from shared.errors import InvalidRequest, ServingError
 from shared.queue.keys import model_tag, new_request_id
 

@@ -23,7 +23,7 @@ from services.gateway.reading.data_urls import DecodedBody, InlineMedia
 from services.gateway.reading.pooled import PooledFields
 from services.gateway.reading.valid_request import ValidRequest
 from services.gateway.slices import Slices
-from services.gateway.telemetry.metrics import Metrics
+from services.gateway.telemetry.metrics.metrics import Metrics
 from shared.errors import InvalidRequest, ServingError
 from shared.net import tasks
 from shared.queue.keys import model_tag, new_request_id

@@ -11,12 +11,12 @@ from prometheus_client.openmetrics import exposition as open_metrics
 from prometheus_client.openmetrics.exposition import ALLOWUTF8
 
 from services.gateway.endings import FINISH_NAMES
-from services.gateway.telemetry.batch_metrics import BatchMetrics
-from services.gateway.telemetry.http_metrics import HttpMetrics
+from services.gateway.telemetry.metrics.batch_metrics import BatchMetrics
+from services.gateway.telemetry.metrics.http_metrics import HttpMetrics
+from services.gateway.telemetry.metrics.scheduler_load import SchedulerLoad
+from services.gateway.telemetry.metrics.token_series import GapHistogram, TokenCounter
 from services.gateway.telemetry.recent_errors import RecentErrors
-from services.gateway.telemetry.scheduler_load import SchedulerLoad
 from services.gateway.telemetry.timeline import Timeline
-from services.gateway.telemetry.token_series import GapHistogram, TokenCounter
 from shared.net.metrics_page import CONTENT_TYPE, EveryProcess, Page
 from shared.telemetry.exposition import MeasuresCollector, process_registry, text_of
 from shared.telemetry.series import Measures

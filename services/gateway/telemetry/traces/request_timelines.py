@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import Collection
 
-from services.gateway.telemetry.request_timeline import RequestTimeline, timeline_of
+from services.gateway.telemetry.traces.request_timeline import RequestTimeline, timeline_of
 from shared.errors import Unavailable
 from shared.queue.timeline_store import KeptTimeline, TimelineStore, TimelineWriter
 

@@ -10,8 +10,8 @@ import contextlib
 from collections.abc import Sequence
 from typing import Self
 
-from services.gateway.telemetry.metrics import Metrics
-from services.gateway.telemetry.scheduler_load import SchedulerLoad
+from services.gateway.telemetry.metrics.metrics import Metrics
+from services.gateway.telemetry.metrics.scheduler_load import SchedulerLoad
 from shared.errors import Unavailable
 from shared.net import supervise
 from shared.net.metrics_page import Page

@@ -25,8 +25,8 @@ from opentelemetry.proto.common.v1.common_pb2 import (
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, Span, Status
 
-from services.gateway.telemetry.request_timeline import RequestTimeline
-from services.gateway.telemetry.request_timeline import Span as Seen
+from services.gateway.telemetry.traces.request_timeline import RequestTimeline
+from services.gateway.telemetry.traces.request_timeline import Span as Seen
 from shared.telemetry.request_names import trace_parent
 from shared.telemetry.trace_settings import TraceSettings
 from tessera.scheduler.v1.queue_pb2 import ReplyKind, RequestSpec

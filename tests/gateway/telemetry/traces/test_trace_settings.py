@@ -8,7 +8,7 @@ import pytest
 
 from shared.settings import child_environment, python_path, trace_settings
 
-_ROOT = Path(__file__).parents[3]
+_ROOT = Path(__file__).parents[4]
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
 

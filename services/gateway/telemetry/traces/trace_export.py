@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 
 import structlog
 
-from services.gateway.telemetry.request_timeline import timeline_of
-from services.gateway.telemetry.sampling import Sampler, never_sampled, sampler_of
+from services.gateway.telemetry.traces.request_timeline import timeline_of
+from services.gateway.telemetry.traces.sampling import Sampler, never_sampled, sampler_of
 from shared.errors import InvalidRequest, Unavailable
 from shared.net import supervise
 from shared.net.backoff import Backoff
@@ -74,7 +74,7 @@ class TraceExporter:
                 "BAD_PROTOCOL",
                 f"OTEL_EXPORTER_OTLP_PROTOCOL is {settings.protocol!r}, not {' or '.join(_PROTOCOLS)}",
             )
-        from services.gateway.telemetry import otlp  # needs the extra, which others do not have
+        from services.gateway.telemetry.traces import otlp  # needs the extra, which others lack
 
         self._store = store
         self._settings = settings

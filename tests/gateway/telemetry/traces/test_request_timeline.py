@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from services.gateway.telemetry.request_timeline import RequestTimeline, timeline_of
-from services.gateway.telemetry.sampling import sampler_of
+from services.gateway.telemetry.traces.request_timeline import RequestTimeline, timeline_of
+from services.gateway.telemetry.traces.sampling import sampler_of
 from shared.errors import InvalidRequest
 from shared.queue.timeline_store import KeptTimeline
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
