@@ -21,7 +21,7 @@ from services.gateway.following.cancels import Cancels
 from services.gateway.following.choice_log import LogLayout
 from services.gateway.following.follower import Follower
 from services.gateway.model.served_model import ServedModel
-from services.gateway.reading.data_urls import serialized
+from services.gateway.reading.media.data_urls import serialized
 from services.gateway.reading.structured.grammars import Grammars
 from services.gateway.reading.valid_request import ValidRequest
 from services.gateway.redis_calls import asked_again, to_its_end, until_recovered, within

@@ -10,7 +10,7 @@ from services.gateway.decoding.bounds import at_most, whole, wrong
 from services.gateway.model.pooled_model import Floats, Task
 from services.gateway.reading.generation import Prompt, conversation_prompt
 from services.gateway.reading.options import GenerationOptions
-from services.gateway.reading.pooled import (
+from services.gateway.reading.pooling.pooled import (
     MOST_INPUTS,
     PooledFields,
     finishing,
@@ -20,7 +20,7 @@ from services.gateway.reading.pooled import (
     read_task,
     require_messages_alone,
 )
-from services.gateway.reading.scored_texts import ScoredTexts, TextPairFields, read_texts
+from services.gateway.reading.pooling.scored_texts import ScoredTexts, TextPairFields, read_texts
 from services.gateway.reading.valid_request import ValidRequest
 from tessera.gateway.v1.vectors_pb2 import PoolInput, PoolRequest, RerankRequest, ScoreRequest
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest

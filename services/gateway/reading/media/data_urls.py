@@ -15,7 +15,7 @@ import msgspec
 
 from services.gateway.decoding.decode import decode, in_thread
 from services.gateway.decoding.list_limits import MOST_FRAMES
-from services.gateway.reading.media import FRAME_KINDS, read_video_frames
+from services.gateway.reading.media.media import FRAME_KINDS, read_video_frames
 from shared.environment import random_hex
 from shared.errors import InvalidRequest
 from shared.prompts.data_url import (

@@ -10,10 +10,15 @@ from services.gateway.decoding.about import about
 from services.gateway.decoding.bounds import wrong
 from services.gateway.model.pooled_model import Floats, PooledModel, Task
 from services.gateway.model.served_model import ServedModel
+from services.gateway.reading.fields.unsupported import unsupported
 from services.gateway.reading.generation import Prompt, text_prompt
-from services.gateway.reading.pooled import PooledFields, joined, read_pooled_prompt, texts_of
-from services.gateway.reading.rerank_prompt import answering_prompt
-from services.gateway.reading.unsupported import unsupported
+from services.gateway.reading.pooling.pooled import (
+    PooledFields,
+    joined,
+    read_pooled_prompt,
+    texts_of,
+)
+from services.gateway.reading.pooling.rerank_prompt import answering_prompt
 from tessera.common.v1.pooling_pb2 import PoolingHead
 
 # Names that sentence-transformers gives to the texts before documents.

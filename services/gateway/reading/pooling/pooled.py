@@ -11,6 +11,7 @@ from services.gateway.decoding.bounds import at_most, whole, wrong
 from services.gateway.decoding.decode import Whole
 from services.gateway.model.pooled_model import Floats, PooledModel, Task
 from services.gateway.model.served_model import ServedModel
+from services.gateway.reading.fields.unsupported import unsupported
 from services.gateway.reading.generation import (
     Prompt,
     check_model,
@@ -21,7 +22,6 @@ from services.gateway.reading.generation import (
 )
 from services.gateway.reading.options import GenerationOptions
 from services.gateway.reading.short_prompts import is_short
-from services.gateway.reading.unsupported import unsupported
 from services.gateway.reading.valid_request import ValidRequest
 from shared.queue.token_log import stride
 from tessera.common.v1.sampling_pb2 import SamplingParams

@@ -8,8 +8,8 @@ import msgspec
 
 from services.gateway.decoding.about import about
 from services.gateway.decoding.list_limits import LONGEST_MEDIA_OPTIONS
-from services.gateway.reading.json_field import object_text
-from services.gateway.reading.unsupported import UnsupportedFields
+from services.gateway.reading.fields.json_field import object_text
+from services.gateway.reading.fields.unsupported import UnsupportedFields
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest
 
 _NONE = msgspec.Raw()
