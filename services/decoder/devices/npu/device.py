@@ -15,10 +15,10 @@ from services.decoder.devices.base.device import Device, Memory
 from services.decoder.devices.base.graphs import Forward, Graphs
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.staging import Event
-from services.decoder.devices.npu.coded_cache import numbers_bytes
+from services.decoder.devices.npu.attention.coded_cache import numbers_bytes
+from services.decoder.devices.npu.attention.fused_attention import padded_size
 from services.decoder.devices.npu.errors import translate
 from services.decoder.devices.npu.forms import Choice
-from services.decoder.devices.npu.fused_attention import padded_size
 from services.decoder.devices.npu.graphs import NpuGraphs
 from services.decoder.devices.npu.ops import NpuOps
 from services.decoder.devices.npu.ops_310p import Npu310POps

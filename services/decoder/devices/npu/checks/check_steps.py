@@ -10,7 +10,7 @@ from torch import Tensor
 
 from services.decoder.devices.base.graphs import Graphs
 from services.decoder.devices.base.ops import BaseOps
-from services.decoder.devices.npu.coded_cache import CodedKV
+from services.decoder.devices.npu.attention.coded_cache import CodedKV
 from services.decoder.devices.npu.device import NpuDevice
 from services.decoder.devices.npu.trials.telling_batch import TellingBatch
 from services.decoder.sampling.device_sampler import Draws, draw, largest

@@ -10,9 +10,9 @@ import torch_npu
 from torch import Tensor
 
 from services.decoder.devices.base.experts import ExpertLayer, PackedExperts
+from services.decoder.devices.npu.attention.tiled_attention import NZ
 from services.decoder.devices.npu.forms import Form, Grouping, Routing
 from services.decoder.devices.npu.schemas import supports
-from services.decoder.devices.npu.tiled_attention import NZ
 from shared.weights.linear_weight import LinearWeight
 
 # Of vllm-ascend, which has met wrong results of `npu_moe_finalize_routing`, and of op-plugin's documents.

@@ -6,8 +6,8 @@ import torch.nn.functional as F
 import torch_npu
 from torch import Tensor
 
+from services.decoder.devices.npu.attention.tiled_attention import NZ, TILE
 from services.decoder.devices.npu.forms import Form, Weights
-from services.decoder.devices.npu.tiled_attention import NZ, TILE
 from shared.operation_check import seconds_of
 
 TILED = Form("weights_nz")

@@ -13,7 +13,7 @@ import torch
 import torch_npu
 from torch import Tensor
 
-from services.decoder.devices.npu.cache import NpuKV, widened, zeros
+from services.decoder.devices.npu.attention.cache import NpuKV, widened, zeros
 from services.decoder.steps.attention_meta import KVSpec
 
 _LARGEST = 127  # of a digit

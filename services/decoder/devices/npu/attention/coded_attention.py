@@ -10,10 +10,10 @@ import torch
 import torch_npu
 from torch import Tensor
 
+from services.decoder.devices.npu.attention.coded_cache import CodedKV
+from services.decoder.devices.npu.attention.fused_attention import padded_size
 from services.decoder.devices.npu.attention_call import Span
-from services.decoder.devices.npu.coded_cache import CodedKV
 from services.decoder.devices.npu.forms import CodedHeads, Form, Forms
-from services.decoder.devices.npu.fused_attention import padded_size
 from services.decoder.devices.npu.schemas import supports
 from services.decoder.devices.npu.trials.telling_batch import TellingBatch
 from services.decoder.steps.attention_meta import AttnMeta, KVSpec, PagedKV
