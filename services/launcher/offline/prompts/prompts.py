@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.launcher.offline.lora_request import LoRARequest
-from services.launcher.offline.media import media_url
+from services.launcher.offline.prompts.media import media_url
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from services.launcher.offline.lora_request import LoRARequest
-from services.launcher.offline.prompts import Prompt
+from services.launcher.offline.prompts.prompts import Prompt
 
 Adapter: TypeAlias = LoRARequest | str | None
 

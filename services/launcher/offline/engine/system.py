@@ -1,6 +1,6 @@
 """`tessera serve` for one parent process: ends when that does, and leaves nothing behind.
 
-A program of its own: `python -m services.launcher.offline.system PARENT STATE_FOLDER <arguments of tessera serve>`.
+A program of its own: `python -m services.launcher.offline.engine.system PARENT STATE_FOLDER <arguments of serve>`.
 """
 
 import os

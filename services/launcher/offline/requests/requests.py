@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from services.launcher.offline.answer import AnswerFold
 from services.launcher.offline.errors import EngineFailed, raised
 from services.launcher.offline.outputs import RequestOutput
-from services.launcher.offline.path_adapters import PathAdapters
-from services.launcher.offline.prompts import CHAT, Prompt
+from services.launcher.offline.prompts.prompts import CHAT, Prompt
+from services.launcher.offline.requests.answer import AnswerFold
+from services.launcher.offline.requests.path_adapters import PathAdapters
+from services.launcher.offline.requests.token_texts import TokenTexts
 from services.launcher.offline.sampling_params import DEFAULT_MAX_TOKENS, SamplingParams
-from services.launcher.offline.token_texts import TokenTexts
 from shared.client import Client, ClientError
 from shared.net import tasks
 

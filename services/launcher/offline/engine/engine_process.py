@@ -16,19 +16,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from services.launcher.offline.errors import EngineFailed
-from services.launcher.offline.flags import (
+from services.launcher.offline.engine.flags import (
     OWN_VARIABLES,
     engine_flags,
     lora_modules,
     serve_arguments,
 )
-from services.launcher.offline.requests import Requests
-from services.launcher.offline.token_texts import TokenTexts
+from services.launcher.offline.errors import EngineFailed
+from services.launcher.offline.requests.requests import Requests
+from services.launcher.offline.requests.token_texts import TokenTexts
 from services.launcher.ports import free_ports
 from shared.settings import child_environment, python_path
 
-_ROOT = Path(__file__).parents[3]
+_ROOT = Path(__file__).parents[4]
 _HOST = "127.0.0.1"
 _LINES_KEPT = 40
 _LOOK_S = 0.05
@@ -124,7 +124,7 @@ class EngineProcess:
         return subprocess.Popen(
             [
                 # -P: without the working directory on the path, where a folder may be called `services` too.
-                *(sys.executable, "-P", "-m", "services.launcher.offline.system"),
+                *(sys.executable, "-P", "-m", "services.launcher.offline.engine.system"),
                 *(str(self._owner), self._folder, *self._arguments),
             ],
             stdin=subprocess.DEVNULL,
