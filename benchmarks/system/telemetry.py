@@ -35,7 +35,7 @@ _TELEMETRY = "services/gateway/telemetry"
 MODULES = {
     "timelines": (
         "shared/telemetry/timeline.py",
-        "shared/queue/timeline_store.py",
+        "shared/queue/stores/timeline_store.py",
         "services/scheduler/decoders/step_trace.py",
     ),
     "metrics": (

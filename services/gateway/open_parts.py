@@ -50,13 +50,13 @@ from shared.lora.adapter_file import ADAPTER_FILE
 from shared.lora.modules import open_modules
 from shared.queue import Queue, TokenChannel
 from shared.queue.adapters import AdapterDirectory, AdapterRegistry
-from shared.queue.batch_store import BatchStore
-from shared.queue.error_store import ErrorStore
-from shared.queue.file_store import FileStore
 from shared.queue.keys import Keys
 from shared.queue.registry import Directory
-from shared.queue.response_store import ResponseStore
-from shared.queue.timeline_store import TimelineStore, TimelineWriter
+from shared.queue.stores.batch_store import BatchStore
+from shared.queue.stores.error_store import ErrorStore
+from shared.queue.stores.file_store import FileStore
+from shared.queue.stores.response_store import ResponseStore
+from shared.queue.stores.timeline_store import TimelineStore, TimelineWriter
 from shared.telemetry.timeline import Timelines
 
 # A body may be this much smaller in bytes than the message made of it.

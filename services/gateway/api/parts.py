@@ -31,9 +31,9 @@ from services.gateway.telemetry.system_state import SystemState
 from services.gateway.telemetry.traces.request_timelines import RequestTimelines
 from services.gateway.timings import Timings
 from shared.net.rpc.server import RpcServer
-from shared.queue.batch_store import BatchStore
-from shared.queue.file_store import FileStore
-from shared.queue.response_store import ResponseStore
+from shared.queue.stores.batch_store import BatchStore
+from shared.queue.stores.file_store import FileStore
+from shared.queue.stores.response_store import ResponseStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from services.gateway.telemetry.traces import timeline_text
-from shared.queue.timeline_store import KeptTimeline
+from shared.queue.stores.timeline_store import KeptTimeline
 from shared.telemetry.request_names import trace_of
 
 

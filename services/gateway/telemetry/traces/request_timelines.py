@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 from services.gateway.telemetry.traces.request_timeline import RequestTimeline, timeline_of
 from shared.errors import Unavailable
-from shared.queue.timeline_store import KeptTimeline, TimelineStore, TimelineWriter
+from shared.queue.stores.timeline_store import KeptTimeline, TimelineStore, TimelineWriter
 
 # Schedulers write twice a second: the end of a request that has just ended is waited for so long.
 _TRIES = 8

@@ -16,7 +16,7 @@ from shared.errors import InvalidRequest, Unavailable
 from shared.net import supervise
 from shared.net.backoff import Backoff
 from shared.net.supervise import Background
-from shared.queue.timeline_store import TimelineStore
+from shared.queue.stores.timeline_store import TimelineStore
 from shared.settings import trace_settings
 from shared.telemetry.trace_settings import TraceSettings
 

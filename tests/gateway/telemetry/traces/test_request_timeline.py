@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from services.gateway.telemetry.traces.request_timeline import RequestTimeline, timeline_of
 from services.gateway.telemetry.traces.sampling import sampler_of
 from shared.errors import InvalidRequest
-from shared.queue.timeline_store import KeptTimeline
+from shared.queue.stores.timeline_store import KeptTimeline
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
 from tests.support.gateway.stage import Stage, open_stage
 

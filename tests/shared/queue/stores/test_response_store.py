@@ -6,7 +6,7 @@ import pytest
 
 from shared.errors import InvalidRequest
 from shared.queue.keys import Keys
-from shared.queue.response_store import KeptResponse, ResponseStore
+from shared.queue.stores.response_store import KeptResponse, ResponseStore
 from tests.support.queue.client import QueueClient
 
 KEYS = Keys("model")

@@ -12,7 +12,7 @@ from redis.asyncio import Redis
 from shared.errors import Unavailable
 from shared.queue import Queue, connect
 from shared.queue.keys import Keys, new_request_id
-from shared.queue.timeline_store import MOST_CHUNKS, TimelineStore, TimelineWriter
+from shared.queue.stores.timeline_store import MOST_CHUNKS, TimelineStore, TimelineWriter
 from shared.queue.token_log import encode_tokens
 from shared.telemetry.timeline import Timelines
 from tessera.common.v1.sampling_pb2 import SamplingParams

@@ -8,7 +8,7 @@ from redis.asyncio import Redis
 from shared.environment import random_hex
 from shared.errors import Conflict, Overloaded
 from shared.queue.keys import Keys
-from shared.queue.stored import Record, StoredVerbs
+from shared.queue.stores.stored import Record, StoredVerbs
 
 PIECE_BYTES = 1 << 20
 KIND = "file"

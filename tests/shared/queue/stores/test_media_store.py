@@ -10,8 +10,9 @@ from redis.asyncio import Redis
 
 from services.launcher.redis.embedded_redis import EmbeddedRedis
 from shared.errors import NotFound, Overloaded, Unavailable
-from shared.queue import connect, media_store
-from shared.queue.media_store import MediaStore, media_digest
+from shared.queue import connect
+from shared.queue.stores import media_store
+from shared.queue.stores.media_store import MediaStore, media_digest
 from tests.support.queue.lost_tail import go_back_to, keep_copy
 
 

@@ -10,9 +10,9 @@ from redis.asyncio import Redis
 
 from shared.environment import random_hex
 from shared.errors import InvalidRequest, Overloaded
-from shared.queue.file_store import is_file_id, no_room
 from shared.queue.keys import Keys
-from shared.queue.stored import Record, StoredVerbs
+from shared.queue.stores.file_store import is_file_id, no_room
+from shared.queue.stores.stored import Record, StoredVerbs
 
 KIND = "batch"
 COMPLETED, FAILED = "completed", "failed"

@@ -1,8 +1,8 @@
 """The latest errors of all gateways, in a real Redis: few, in their order, and not for long."""
 
 from shared.queue import connect
-from shared.queue.error_store import KEEP_ERRORS_MS, MOST_ERRORS, ErrorStore
 from shared.queue.keys import Keys
+from shared.queue.stores.error_store import KEEP_ERRORS_MS, MOST_ERRORS, ErrorStore
 
 
 async def test_few_errors_are_kept_and_not_for_long(redis_url: str) -> None:
