@@ -24,10 +24,11 @@ from services.decoder.devices.npu.ops import NpuOps
 from services.decoder.devices.npu.ops_310p import Npu310POps
 from services.decoder.devices.npu.trials import survived
 from services.decoder.steps.attention_meta import KVSpec
-from shared import host_memory, kv_cache_dtype, numerics
-from shared.ascend import is_310p, npu_name
+from shared import kv_cache_dtype, numerics
 from shared.errors import ServingError, Unavailable
-from shared.torch_device import accelerator_memory
+from shared.hardware import host_memory
+from shared.hardware.ascend import is_310p, npu_name
+from shared.hardware.torch_device import accelerator_memory
 from shared.weights import scheme
 from shared.weights.scheme import Scheme
 

@@ -44,7 +44,7 @@ from services.decoder.devices.npu.weights import coded_linear, grouped_experts, 
 from services.decoder.devices.npu.weights.coded_linear import CodedLinear
 from services.decoder.devices.npu.weights.grouped_experts import GroupedExperts, numbers_of
 from services.decoder.steps.attention_meta import AttnMeta, KVSpec, Packed, PagedKV
-from shared.ascend import atb_fault
+from shared.hardware.ascend import atb_fault
 from shared.weights.coded_rows import CodedRows, Table
 from shared.weights.linear_weight import Codes, LinearWeight
 

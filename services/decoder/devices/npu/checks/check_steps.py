@@ -17,7 +17,7 @@ from services.decoder.sampling.device_sampler import Draws, draw, largest
 from services.decoder.sampling.truncation import Truncation
 from services.decoder.steps.attention_meta import KVSpec, PagedKV
 from services.decoder.steps.step import Step
-from shared.operation_check import Case
+from shared.hardware.operation_check import Case
 
 # Heads of queries, of keys, and the size of each: one head of keys is what a rank of several may have.
 _LONG_HEADS = ((4, 2, 128), (4, 1, 128))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from services.decoder.devices.npu.attention.tiled_attention import NZ, TILE
 from services.decoder.devices.npu.forms import Form, Weights
-from shared.operation_check import seconds_of
+from shared.hardware.operation_check import seconds_of
 
 TILED = Form("weights_nz")
 _ROWS = (1, 16, 48)

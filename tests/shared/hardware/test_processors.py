@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from shared import processors
-from shared.processors import Processors
+from shared.hardware import processors
+from shared.hardware.processors import Processors
 
 _V2 = "0::/user/room\n"
 _V1 = "3:cpu,cpuacct:/docker/room\n2:memory:/docker/room\n0::/\n"

@@ -6,8 +6,8 @@ import re
 from functools import cache
 from pathlib import Path
 
-from shared.ascend import is_310p, npu_fault
 from shared.errors import InvalidRequest
+from shared.hardware.ascend import is_310p, npu_fault
 
 DEVICES = ("cpu", "cuda", "npu")
 DTYPES = ("auto", "float32", "bfloat16", "float16")

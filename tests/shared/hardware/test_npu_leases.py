@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from services.decoder.settings import DecoderSettings
-from shared import npu_leases
 from shared.errors import InvalidRequest, Unavailable
+from shared.hardware import npu_leases
 from shared.settings import python_path
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 _HOLDER = """
 import sys
-from shared import npu_leases
+from shared.hardware import npu_leases
 print(*npu_leases.take([0, 1, 2, 3], 2, 2, ["decoder"]), flush=True)
 sys.stdin.read()
 """

@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from shared import host_memory
-from shared.ascend import NNAL, TOOLKIT
-from shared.devices import resolve_device
 from shared.errors import InvalidRequest
+from shared.hardware import host_memory
+from shared.hardware.ascend import NNAL, TOOLKIT
+from shared.hardware.devices import resolve_device
 
 
 def torch_device(name: str) -> str:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from shared import ascend, devices
 from shared.errors import InvalidRequest
+from shared.hardware import ascend, devices
 
 
 class Cann:
