@@ -103,7 +103,8 @@ async def test_media_are_named_and_processed_as_over_rest(embeds: Stage) -> None
     }
     request = PoolRequest(
         messages=[ChatMessage(role="user", content=parts)],
-        **{f"{name}_json": json.dumps(value) for name, value in options.items()},
+        mm_processor_kwargs_json=json.dumps(options["mm_processor_kwargs"]),
+        media_io_kwargs_json=json.dumps(options["media_io_kwargs"]),
     )
     await pooled(embeds, request)
     content = [

@@ -203,6 +203,11 @@ class Device(ABC):
         """Whether steps of one token a row can be captured here and replayed."""
         return False
 
+    @property
+    def graphs_take_coded_windows(self) -> bool:
+        """Whether these may be steps of layers with a window or chunks whose keys and values are codes."""
+        return True
+
     def make_graphs(self, forward: Forward, sizes: Sequence[int], axes: int, width: int) -> Graphs:
         """Graphs of steps of these numbers of rows, not captured yet; computes one step of each. forward: computes a
         step; axes: of rotary positions; width: blocks in a row of the table."""

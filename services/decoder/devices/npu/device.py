@@ -192,6 +192,11 @@ class NpuDevice(Device):
         """Not on a 310P, whose attention has its lengths from elsewhere."""
         return not is_310p()
 
+    @property
+    def graphs_take_coded_windows(self) -> bool:
+        """They attend to numbers that are made of the codes of so many blocks as the host knows lengths of."""
+        return False
+
     def make_graphs(self, forward: Forward, sizes: Sequence[int], axes: int, width: int) -> Graphs:
         """Of torch_npu."""
         return NpuGraphs(self.ops, forward, sizes, axes, width)
