@@ -5,7 +5,7 @@
 #
 # The lists name the /dev/davinci<number> that the replicas of a service get, 0 unless given. No variable of a compose
 # file holds a list, so this writes a third file from them. Each replica takes devices of its service's list for itself,
-# one or TESSERA_TENSOR_PARALLEL_SIZE of them, and ends with an error where none are left (shared/npu_leases.py).
+# one or TESSERA_TENSOR_PARALLEL_SIZE of them, and ends with an error where none are left (shared/hardware/npu_leases.py).
 set -eu
 cd "$(dirname "$0")"
 

@@ -14,7 +14,7 @@ _JOINT = "+"  # between those of a decoder and those of the encoders whose embed
 
 def of_cpu(arithmetic: str, torchs: str) -> str:
     """Of a CPU. arithmetic: of the kernels that compute (`InstructionSet.arithmetic`), "" where they do not; torchs:
-    which torch computes, "" where none of the work is its own (`shared.torch_device.torch_arithmetic`)."""
+    which torch computes, "" where none of the work is its own (`shared.hardware.torch_device.torch_arithmetic`)."""
     kernels = f"{arithmetic}-{ARITHMETIC_VERSION}" if arithmetic else ""
     return "/".join(_word(part) for part in (kernels, torchs) if part)
 

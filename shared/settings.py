@@ -28,7 +28,7 @@ from pydantic_settings import (
 )
 
 from shared.command_line import CommandLine
-from shared.devices import DEVICES
+from shared.hardware.devices import DEVICES
 from shared.net.redis.url import with_password
 from shared.telemetry import log_lines
 from shared.telemetry.trace_settings import TraceSettings, read_trace_settings

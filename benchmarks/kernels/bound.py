@@ -21,8 +21,8 @@ from services.decoder.models.llama import Llama
 from services.decoder.settings import DecoderSettings
 from services.decoder.worker.plans.plan import read_plan
 from services.decoder.worker.worker import Worker
-from shared import processors
 from shared.cpu_kernels.host_memory import zeros_in_huge_pages
+from shared.hardware import processors
 from tessera.decoder.v1.decoder_pb2 import StepResult
 
 _READ = 512 << 20  # bytes of one reading: more than any cache holds

@@ -13,8 +13,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from shared import processors
 from shared.cpu_kernels import binding, choice, packed_linear
+from shared.hardware import processors
 from shared.settings import cpu_trial_folder
 
 # Outputs and inputs: gate and up (without their product), down, and queries, keys and values of `text-0.5b`.

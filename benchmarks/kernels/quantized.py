@@ -13,10 +13,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from shared import processors
 from shared.checkpoint.gguf.block_types import CODED
 from shared.cpu_kernels import binding, packed_linear, quantized_linear
 from shared.cpu_kernels.packed_linear import PackedLinear
+from shared.hardware import processors
 from shared.weights.linear_weight import in_memory
 from shared.weights.on_the_fly import quantize
 from shared.weights.quantized_weight import QuantizedWeight

@@ -35,17 +35,18 @@ _TELEMETRY = "services/gateway/telemetry"
 MODULES = {
     "timelines": (
         "shared/telemetry/timeline.py",
-        "shared/queue/timeline_store.py",
+        "shared/queue/stores/timeline_store.py",
         "services/scheduler/decoders/step_trace.py",
     ),
     "metrics": (
         "shared/telemetry/series.py",
         "services/scheduler/decoders/step_statistics.py",
         *(f"services/{name}/measures.py" for name in ("decoder", "preprocess", "scheduler")),
-        *(f"{_TELEMETRY}/{name}.py" for name in ("metrics", "token_series", "http_metrics")),
-        *(f"{_TELEMETRY}/{name}.py" for name in ("scheduler_load", "reporter")),
+        *(f"{_TELEMETRY}/metrics/{name}.py" for name in ("metrics", "token_series")),
+        *(f"{_TELEMETRY}/metrics/{name}.py" for name in ("http_metrics", "scheduler_load")),
+        f"{_TELEMETRY}/metrics/reporter.py",
     ),
-    "traces": tuple(f"{_TELEMETRY}/{name}.py" for name in ("trace_export", "otlp")),
+    "traces": tuple(f"{_TELEMETRY}/traces/{name}.py" for name in ("trace_export", "otlp")),
     "log lines": (f"{_TELEMETRY}/request_log.py",),
 }
 SCRIPTS = {"timeline": "timelines", "traces": "traces"}

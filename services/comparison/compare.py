@@ -24,6 +24,7 @@ from services.families import registry
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.model_half import read_config
 from shared.checkpoint.refusal import unsupported
+from shared.child_process.answer_file import AnswerFile
 from shared.errors import InvalidRequest
 from shared.model_backends import ModelBackend
 
@@ -58,13 +59,15 @@ def compare(checkpoint: Checkpoint, backend: ModelBackend, trust_remote_code: bo
 
 def _prepare(checkpoint: Checkpoint, file: Path) -> list[Prepared]:
     command = [sys.executable, "-m", "services.comparison.prompts"]
-    made = subprocess.run(
-        [*command, str(checkpoint.folder), checkpoint.family, str(file)],
-        stdout=subprocess.PIPE,
-        text=True,
-        check=False,
-    )
-    if said := made.stdout.strip():
+    with AnswerFile() as answer:
+        made = subprocess.run(
+            [*command, str(checkpoint.folder), checkpoint.family, str(file), str(answer.number)],
+            stdout=subprocess.DEVNULL,
+            pass_fds=answer.pass_fds,
+            check=False,
+        )
+        said = answer.read()
+    if said:
         refusal = json.loads(said)
         raise InvalidRequest(refusal["reason"], refusal["message"], field="model")
     if made.returncode:

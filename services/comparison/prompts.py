@@ -1,7 +1,7 @@
 """The first half of a comparison: prompts with pictures as preprocess makes them, and as the model's processor does.
 
 A program of its own, without torch, as the image workers are: `python -m services.comparison.prompts FOLDER FAMILY
-FILE`. It writes the prompts to FILE, or prints why there are none, as JSON.
+FILE NUMBER`. It writes the prompts to FILE, or says in an `AnswerFile` of that number why there are none.
 """
 
 import sys
@@ -25,9 +25,10 @@ from shared.checkpoint.folder import Checkpoint
 from tessera.common.v1.media_pb2 import Modality, PixelFormat
 
 
-def main(folder: str, family: str, file: str) -> None:
+def main(folder: str, family: str, file: str, number: str) -> None:
     """Writes the file or says the refusal."""
-    say_refusal(lambda: write(Path(file), prepare(Checkpoint(Path(folder), family))))
+    checkpoint = Checkpoint(Path(folder), family)
+    say_refusal(int(number), lambda: write(Path(file), prepare(checkpoint)))
 
 
 def prepare(checkpoint: Checkpoint) -> list[Prepared]:

@@ -1,13 +1,12 @@
 """`python -m services.decoder`: computes the steps that a scheduler plans."""
 
-import shared.lean_start  # noqa: F401, I001  (first)
-from functools import partial
-
+import shared.lean_start  # noqa: F401  (first)
 from services.decoder.parallel.leader import Leader
 from services.decoder.settings import DecoderSettings
 from services.families.check import Parts
 from services.families.prepare import prepare_model
-from shared import ascend, npu_leases, service_process
+from shared.hardware import ascend, npu_leases
+from shared.service_process import run
 from shared.settings import set_process_environment
 from shared.telemetry.logs import configure_logs
 
@@ -23,7 +22,7 @@ def main() -> None:
     leader = Leader.start(settings) if settings.tensor_parallel_size > 1 else None
     from services.decoder.server import serve
 
-    service_process.run(partial(serve, settings, leader=leader), settings.internal_token_file)
+    run(lambda stop: serve(settings, stop, leader=leader), settings.internal_token_file)
 
 
 if __name__ == "__main__":

@@ -25,9 +25,10 @@ from services.decoder.worker.executor import Executor
 from services.decoder.worker.launched_step import LaunchedStep
 from services.decoder.worker.plans.plan import Plan
 from services.decoder.worker.worker import Worker
-from shared import ascend, service_process
+from shared import service_process
 from shared.cpu_kernels import host_memory
 from shared.errors import ServingError
+from shared.hardware import ascend
 from shared.settings import set_process_environment
 from shared.telemetry.logs import configure_logs
 from tessera.decoder.v1.decoder_pb2 import StepPlan

@@ -10,7 +10,6 @@ from services.families.coded_tensors import require_coded_tensors
 from services.families.family import GENERIC_ENCODER, is_generic
 from services.families.narrow_attention import require_narrow
 from shared import kv_cache_dtype
-from shared.ascend import is_310p
 from shared.bounded_file import OutOfBounds, require_bounded
 from shared.checkpoint.files import (
     read_json,
@@ -19,8 +18,9 @@ from shared.checkpoint.files import (
     require_weights,
 )
 from shared.checkpoint.folder import Checkpoint
-from shared.devices import require_computable, resolve_device
 from shared.errors import InvalidRequest
+from shared.hardware.ascend import is_310p
+from shared.hardware.devices import require_computable, resolve_device
 from shared.model_backends import ModelBackend
 from shared.model_config.decoder import refuse_quantization
 from shared.text.vocabulary_bounds import tokens_outside

@@ -18,6 +18,7 @@ from services.families.generic import is_listed
 from services.families.verdicts import Verdict, Verdicts
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.refusal import unsupported
+from shared.child_process.answer_file import AnswerFile
 from shared.errors import InvalidRequest
 from shared.model_backends import ModelBackend
 
@@ -54,24 +55,28 @@ class Comparison:
     ) -> None:
         self._checkpoint = checkpoint
         self._command = [
-            *(sys.executable, "-m", "services.comparison", str(checkpoint.folder.absolute())),
+            *(sys.executable, "-m", "services.comparison"),
             *("--family", checkpoint.family, "--model-backend", backend),
             *(["--trust-remote-code"] if trust_remote_code else []),
         ]
         self._verdicts = Verdicts(checkpoint, backend, str(trust_remote_code))
+        self._folder = str(checkpoint.folder.absolute())
         self._process: subprocess.Popen[str] | None = None
+        self._answer: AnswerFile | None = None
         self._known = self._verdicts.read()
         self.was_known = self._known is not None
 
     def __enter__(self) -> Self:
         if self._known is None:
+            self._answer = AnswerFile()
             self._process = subprocess.Popen(
-                self._command,
+                [*self._command, self._folder, str(self._answer.number)],
                 cwd=_ROOT,
                 stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 text=True,
+                pass_fds=self._answer.pass_fds,
             )
         return self
 
@@ -84,6 +89,8 @@ class Comparison:
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
+        if self._answer is not None:
+            self._answer.close()
 
     def require_equal(self) -> None:
         """Waits for its end. Raises InvalidRequest with the reason for a checkpoint that cannot be served."""
@@ -97,12 +104,12 @@ class Comparison:
 
     def _wait(self) -> Verdict:
         """Raises InvalidRequest where it does not end as it should."""
-        assert self._process is not None
+        assert self._process is not None and self._answer is not None
         try:
-            said, errors = self._process.communicate(timeout=_MOST_S)
+            errors = self._process.communicate(timeout=_MOST_S)[1]
         except subprocess.TimeoutExpired:
             raise self._unfinished(f"takes longer than {_MOST_S:.0f} s") from None
-        if said:
+        if said := self._answer.read():
             return Verdict(**json.loads(said))
         if self._process.returncode:
             last = errors.strip().splitlines()[-1:] or [f"status {self._process.returncode}"]

@@ -10,8 +10,8 @@ from services.families.check import Parts, require_servable
 from shared import kv_cache_dtype
 from shared.checkpoint.gguf.prepared import prepared_folder
 from shared.checkpoint.hub import find_on_hub
-from shared.devices import require_computable
 from shared.errors import InvalidRequest, NotFound, ServingError
+from shared.hardware.devices import require_computable
 from shared.model_backends import ModelBackend
 from shared.settings import CommonSettings, ServiceSettings, hub_name
 from shared.weights import scheme

@@ -34,29 +34,29 @@ from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.structured.grammars import Grammars
 from services.gateway.settings import GatewaySettings
 from services.gateway.slices import Slices
-from services.gateway.telemetry.gateway_state import GatewayState
-from services.gateway.telemetry.metrics import Metrics
+from services.gateway.telemetry.metrics.gateway_state import GatewayState
+from services.gateway.telemetry.metrics.metrics import Metrics
+from services.gateway.telemetry.metrics.reporter import Reporter
 from services.gateway.telemetry.recent_errors import RecentErrors
 from services.gateway.telemetry.refusals import Refusals
-from services.gateway.telemetry.reporter import Reporter
-from services.gateway.telemetry.request_timelines import RequestTimelines
-from services.gateway.telemetry.sampling import never_sampled
 from services.gateway.telemetry.served_parts import ServedParts
 from services.gateway.telemetry.system_state import SystemState
-from services.gateway.telemetry.trace_export import exporting_traces
+from services.gateway.telemetry.traces.request_timelines import RequestTimelines
+from services.gateway.telemetry.traces.sampling import never_sampled
+from services.gateway.telemetry.traces.trace_export import exporting_traces
 from services.gateway.timings import Timings
 from shared.errors import Precondition
 from shared.lora.adapter_file import ADAPTER_FILE
 from shared.lora.modules import open_modules
 from shared.queue import Queue, TokenChannel
 from shared.queue.adapters import AdapterDirectory, AdapterRegistry
-from shared.queue.batch_store import BatchStore
-from shared.queue.error_store import ErrorStore
-from shared.queue.file_store import FileStore
 from shared.queue.keys import Keys
 from shared.queue.registry import Directory
-from shared.queue.response_store import ResponseStore
-from shared.queue.timeline_store import TimelineStore, TimelineWriter
+from shared.queue.stores.batch_store import BatchStore
+from shared.queue.stores.error_store import ErrorStore
+from shared.queue.stores.file_store import FileStore
+from shared.queue.stores.response_store import ResponseStore
+from shared.queue.stores.timeline_store import TimelineStore, TimelineWriter
 from shared.telemetry.timeline import Timelines
 
 # A body may be this much smaller in bytes than the message made of it.

@@ -5,8 +5,8 @@ from services.families.check import require_servable
 from services.families.prepare import find_servable, with_prepared
 from services.launcher.ranks import require_divisible
 from services.launcher.settings import ServeSettings
-from shared.devices import require_computable
 from shared.errors import InvalidRequest
+from shared.hardware.devices import require_computable
 from shared.lora.modules import open_modules
 from shared.settings import hub_name
 

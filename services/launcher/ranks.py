@@ -7,6 +7,7 @@ from pathlib import Path
 from services.families import division
 from services.launcher.settings import ServeSettings
 from shared.checkpoint.folder import Checkpoint
+from shared.child_process.answer_file import AnswerFile
 from shared.errors import InvalidRequest
 from shared.settings import child_environment, python_path
 
@@ -29,13 +30,15 @@ def require_divisible(settings: ServeSettings, checkpoint: Checkpoint) -> None:
         "TESSERA_DECODER_TRUST_REMOTE_CODE": settings.trust_remote_code,
         "PYTHONPATH": python_path(_ROOT, _ROOT / "protos"),
     }
-    asked = subprocess.run(
-        _COMMAND,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env=child_environment(**{name: str(value) for name, value in variables.items()}),
-    )
+    with AnswerFile() as answer:
+        subprocess.run(
+            [*_COMMAND, str(answer.number)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=child_environment(**{name: str(value) for name, value in variables.items()}),
+            pass_fds=answer.pass_fds,
+        )
+        reason = answer.read()
     # A check that fails for another reason leaves it to the decoder to say so.
-    if reason := asked.stdout.strip():
+    if reason:
         raise InvalidRequest("UNSUPPORTED_RANKS", reason, field="tensor_parallel_size")

@@ -32,8 +32,9 @@ from services.launcher.supervise.process import Program
 from services.launcher.supervise.process_table import ProcessTable, System, waiting
 from services.launcher.supervise.supervised_process import GaveUp, SupervisedProcess
 from services.launcher.supervise.supervisor import Supervisor
-from shared import access, npu_leases, processors
+from shared import access
 from shared.errors import ServingError
+from shared.hardware import npu_leases, processors
 from shared.net.metrics_page import split_address
 from shared.net.server_tls import ServerTls
 from shared.settings import child_environment

@@ -26,13 +26,13 @@ from services.launcher.supervise.process import Program
 from services.preprocess.settings import PreprocessSettings
 from services.scheduler.settings import SchedulerSettings
 from services.vision_encoder.settings import VisionEncoderSettings
-from shared import processors
 from shared.checkpoint.folder import Checkpoint
-from shared.devices import resolve_device
 from shared.errors import InvalidRequest
+from shared.hardware import processors
+from shared.hardware.devices import resolve_device
+from shared.hardware.npu_leases import ENCODER_SHARE, SHARE_BESIDE_ENCODER
 from shared.lora.modules import absolute
 from shared.net.metrics_page import join, split_address
-from shared.npu_leases import ENCODER_SHARE, SHARE_BESIDE_ENCODER
 from shared.settings import (
     VISIBLE_NPUS,
     ServiceSettings,

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from services.launcher.supervise.fork_servers import Group
-from shared import ascend
+from shared.hardware import ascend
 from shared.settings import child_environment, python_path, unless_set
 
 _ROOT = Path(__file__).parents[2]

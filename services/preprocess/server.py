@@ -39,7 +39,7 @@ from shared.errors import InvalidRequest
 from shared.net import tasks
 from shared.net.metrics_page import page, serve_metrics
 from shared.prompts.modality import IMAGE
-from shared.queue.media_store import MediaStore
+from shared.queue.stores.media_store import MediaStore
 from shared.served_part import ServedPart
 from shared.telemetry.logs import Stopwatch
 from shared.text.templates.processes import TemplateProcesses, TemplateRefusal

@@ -7,7 +7,7 @@ from pydantic import Field, field_validator
 
 from services.preprocess.content_format import ContentFormat
 from services.preprocess.limit_setting import parse_limits
-from shared import processors
+from shared.hardware import processors
 from shared.settings import ChatTemplateSettings, ModelLengthSettings, ServiceSettings
 
 

@@ -27,9 +27,9 @@ from services.scheduler.requests.relocation import Relocation, Returns
 from shared.environment import monotonic
 from shared.errors import InvalidRequest, Unavailable
 from shared.queue import ControlChannel, Queue, TakenRequest
-from shared.queue.media_store import MediaStore
 from shared.queue.registry import Directory, Member
-from shared.queue.timeline_store import TimelineWriter
+from shared.queue.stores.media_store import MediaStore
+from shared.queue.stores.timeline_store import TimelineWriter
 from shared.telemetry.request_names import names
 from shared.telemetry.timeline import Timelines
 from shared.text.text_fold import TokenBytes

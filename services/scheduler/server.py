@@ -26,9 +26,9 @@ from shared.net.rpc.server import RpcServer
 from shared.queue import ControlChannel, Lifetimes, Queue, connect
 from shared.queue.adapters import AdapterDirectory, AdapterRegistry
 from shared.queue.keys import Keys, new_instance_id
-from shared.queue.media_store import MediaStore
 from shared.queue.registry import Announcement, Directory
-from shared.queue.timeline_store import TimelineStore, TimelineWriter
+from shared.queue.stores.media_store import MediaStore
+from shared.queue.stores.timeline_store import TimelineStore, TimelineWriter
 from shared.telemetry.timeline import Timelines
 from shared.text.text_fold import TokenBytes
 from tessera.scheduler.v1.scheduler_pb2_grpc import add_SchedulerServiceServicer_to_server

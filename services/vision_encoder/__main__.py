@@ -1,12 +1,11 @@
 """`python -m services.vision_encoder`: pixel values to embeddings."""
 
-import shared.lean_start  # noqa: F401, I001  (first)
-from functools import partial
-
+import shared.lean_start  # noqa: F401  (first)
 from services.families.check import Parts
 from services.families.prepare import prepare_model
 from services.vision_encoder.settings import VisionEncoderSettings
-from shared import ascend, npu_leases, service_process
+from shared import service_process
+from shared.hardware import ascend, npu_leases
 from shared.settings import set_process_environment
 from shared.telemetry.logs import configure_logs
 
@@ -23,7 +22,7 @@ def main() -> None:
 
     from services.vision_encoder.server import serve
 
-    service_process.run(partial(serve, settings), settings.internal_token_file)
+    service_process.run(lambda stop: serve(settings, stop), settings.internal_token_file)
 
 
 if __name__ == "__main__":

@@ -22,16 +22,17 @@ from services.vision_encoder.queue import TowerQueue
 from services.vision_encoder.servicer import VisionEncoderServicer
 from services.vision_encoder.settings import VisionEncoderSettings
 from services.vision_encoder.towers.encoder import Encoder
-from shared import processors, service_process
+from shared import service_process
 from shared.artifacts.producer import Producer, open_producer
 from shared.artifacts.store import ArtifactReader
 from shared.checkpoint.content import content_digest
 from shared.checkpoint.folder import Checkpoint
+from shared.hardware import processors
+from shared.hardware.torch_device import torch_device
 from shared.net.metrics_page import page, serve_metrics
 from shared.queue.registry import Directory
 from shared.served_part import ServedPart
 from shared.telemetry.logs import Stopwatch
-from shared.torch_device import torch_device
 from tessera.common.v1.media_pb2 import Modality
 from tessera.vision_encoder.v1 import vision_encoder_pb2_grpc
 

@@ -14,8 +14,8 @@ from shared.checkpoint.config_bounds import out_of_bounds
 from shared.checkpoint.files import GGUF, INDEXES, SINGLES, find_weights
 from shared.checkpoint.gguf.block_types import CODED
 from shared.checkpoint.tensor_file import TensorFile, open_tensors
-from shared.devices import default_dtype
 from shared.errors import InvalidRequest, NotFound
+from shared.hardware.devices import default_dtype
 from shared.text.cutting import cut
 
 if TYPE_CHECKING:

@@ -1,1 +1,1 @@
-"""Processes that a service starts: that they end with it, and whether one that does not answer is busy or hung."""
+"""Processes that a service starts: that they end with it, what they answer, and whether one is busy or hung."""

@@ -75,7 +75,7 @@
     t:{m}:stored:of:<kind>:<tenant> zset  id -> us of its creation: the files, or the batches, of a tenant
     t:{m}:stored:expiry|sizes|total       until when (ms) each is kept, bytes of each, and of all
     t:{m}:batches:open            zset    id -> until when (ms) a gateway leads it, of batches that have not ended
-    t:media:{<digest>}            list    raw media in pieces of 1 MiB (shared/queue/media_store.py)
+    t:media:{<digest>}            list    raw media in pieces of 1 MiB (shared/queue/stores/media_store.py)
     t:{media}:expiry|sizes|total          what the media store holds in all
     t:media-name:{<digest>}       str     the digest of the media that a tenant has named (likewise)
 

@@ -1,8 +1,8 @@
 """What a process has seen of requests: spans of time, gathered in memory until they are written beside each other.
 
 All times that leave a process are by the clock of Redis, in microseconds since 1970: `clock_us` is what is to be added
-to this process's monotonic clock, measured at each write (`shared/queue/timeline_store.py`). So services on several
-hosts have one clock, as exactly as half a round trip to Redis.
+to this process's monotonic clock, measured at each write (`shared/queue/stores/timeline_store.py`). So services on
+several hosts have one clock, as exactly as half a round trip to Redis.
 """
 
 from collections import OrderedDict

@@ -13,7 +13,7 @@ if IS_SIMULATED:
     import torch_npu
 
     from services.decoder.devices.npu.trials import trials
-    from shared import operation_check
+    from shared.hardware import operation_check
     from tests.ascend.simulator import counters, faults, runtime, streams
 
 

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from shared.ascend import ENVIRONMENT
 from shared.child_process.die_with_parent import die_with_parent
+from shared.hardware.ascend import ENVIRONMENT
 from tests.ascend.prepared import ADDRESS
 from tests.ascend.runtime.build import LIBRARIES, ROOT, WHEEL, build
 

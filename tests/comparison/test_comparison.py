@@ -25,6 +25,7 @@ from shared.errors import InvalidRequest
 from shared.model_backends import ModelBackend
 from tests.reference_models import deepseek_vl2
 from tests.support.checkpoints import GENERIC, make_checkpoint
+from tests.support.processes.loud_libraries import make_loud
 from tests.support.released_folders import edited
 
 BY_DEFAULT = ("ovis2", "blip2")
@@ -160,7 +161,9 @@ def test_the_decoder_that_is_compared_is_the_one_that_is_served(
 def test_the_process_says_why_a_model_is_refused_and_is_not_asked_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Idefics2's processor does not say what it writes for a picture: preprocess refuses it at its start."""
+    """Idefics2's processor does not say what it writes for a picture: preprocess refuses it at its start. What
+    libraries print is no part of what the process says."""
+    make_loud(tmp_path / "loud", monkeypatch)
     folder = make_checkpoint(tmp_path / "model", "ovis2")
     settings = folder / "processor_config.json"
     settings.write_text(settings.read_text().replace("Ovis2Processor", "Idefics2Processor"))

@@ -12,7 +12,7 @@ from services.decoder.devices.cuda.ops import CudaOps
 from services.decoder.loading.load import load
 from services.decoder.steps.step import Step
 from services.decoder.worker.worker import Worker
-from shared.devices import cuda_fault
+from shared.hardware.devices import cuda_fault
 from shared.weights.linear_weight import as_codes
 from tests.support.checkpoints import make_checkpoint
 from tests.support.decoder.adapted_layer import NAMES, STACKED, Drawn, DrawnLayer, check_added

@@ -16,7 +16,7 @@ import pytest
 from services.preprocess.download.address_policy import is_public
 from services.preprocess.download.fetcher import FetchPolicy, MediaFetcher
 from shared.errors import InvalidRequest
-from shared.queue.media_store import media_digest
+from shared.queue.stores.media_store import media_digest
 from tests.support.preprocess.service import (
     PreprocessMaker,
     RunningPreprocess,

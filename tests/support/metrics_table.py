@@ -12,8 +12,8 @@ from prometheus_client.core import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.decoder import measures as decoder
-from services.gateway.telemetry import gateway_state
-from services.gateway.telemetry.metrics import Metrics
+from services.gateway.telemetry.metrics import gateway_state
+from services.gateway.telemetry.metrics.metrics import Metrics
 from services.gateway.telemetry.timeline import Timeline
 from services.launcher.supervise import measures as launcher
 from services.preprocess import measures as preprocess

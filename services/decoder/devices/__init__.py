@@ -1,4 +1,4 @@
-"""Devices that a decoder computes on, by the names of `shared.devices`."""
+"""Devices that a decoder computes on, by the names of `shared.hardware.devices`."""
 
 import importlib
 
@@ -13,7 +13,7 @@ _DEVICES = {
 
 
 def device_class(name: str) -> type[Device]:
-    """The class of a resolved device (`shared.torch_device`)."""
+    """The class of a resolved device (`shared.hardware.torch_device`)."""
     module, attribute = _DEVICES[name]
     found: type[Device] = getattr(importlib.import_module(module), attribute)
     return found

@@ -39,7 +39,7 @@ def graph_bytes(
     """What graphs will hold of the device's memory: the intermediate results of the largest one, which all share, and
     inputs and results of each. Known before there is a cache, to whose addresses they are bound; what drivers keep of
     each graph is in their reserve."""
-    if asked == "off" or not device.has_graphs or _why_not(model):
+    if asked == "off" or not device.has_graphs or _why_not(model, device):
         return 0
     ops, sizes, axes = device.ops, graph_sizes(max_slots), max(1, model.rotary_axes)
     width = -(-max_model_len // device.block_size)
@@ -61,7 +61,7 @@ def find_graphs(asked: str, model: DecoderModel, device: Device, worker: Worker)
     reason. Several ranks come to the same, as their steps have to have the same rows."""
     if asked == "off" or not device.has_graphs:
         return None
-    if reason := _why_not(model):
+    if reason := _why_not(model, device):
         _report(asked, reason)
         return None
     sizes = graph_sizes(worker.limits.max_slots)
@@ -104,13 +104,16 @@ def _report(asked: str, reason: str) -> None:
     (log.warning if asked == "on" else log.info)("no graphs", reason=reason)
 
 
-def _why_not(model: DecoderModel) -> str:
+def _why_not(model: DecoderModel, device: Device) -> str:
     """Why the steps of a model cannot be graphs, as far as that is known before any is captured; empty if nothing is
     known against it."""
     if model.needs.state:  # where a row finds it differs from step to step
         return "the model's layers keep state outside the cache's blocks"
     if model.code != DecoderModel.code:
         return f"the model's layers run by the code of {model.code}"
+    windows = (x for x in paged_layers(model.layers) if x.window is not None or x.chunk is not None)
+    if not device.graphs_take_coded_windows and any(layer.coded for layer in windows):
+        return "layers with a window attend to numbers that are made of the cache's codes (--kv-cache-dtype int8)"
     return ""
 
 

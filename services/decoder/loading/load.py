@@ -51,10 +51,10 @@ from shared.artifacts.store import ArtifactReader
 from shared.checkpoint.content import content_digest
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
+from shared.hardware.torch_device import torch_device
 from shared.lora.modules import open_modules
 from shared.model_config.quantization import quantization_said
 from shared.served_part import ServedPart
-from shared.torch_device import torch_device
 from shared.weights.scheme import AUTO, NONE, find_scheme, refuse_for_transformers
 
 log = structlog.get_logger(__name__)

@@ -18,10 +18,10 @@ from services.decoder.parallel import messages
 from services.decoder.parallel.messages import NUMBER, Order, Report
 from services.decoder.parallel.place import Place
 from services.decoder.settings import DecoderSettings
-from shared import ascend
 from shared.child_process.activity import ProcessActivity
 from shared.child_process.die_with_parent import die_with_parent
-from shared.devices import resolve_device
+from shared.hardware import ascend
+from shared.hardware.devices import resolve_device
 from shared.settings import (
     child_environment,
     listed_in_environment,

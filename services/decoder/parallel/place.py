@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from services.decoder.settings import DecoderSettings
-from shared import processors
+from shared.hardware import processors
 
 
 @dataclass(frozen=True)

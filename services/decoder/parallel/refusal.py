@@ -1,14 +1,17 @@
 """What cannot be divided among several ranks, said before they are started.
 
-As a program, with the decoder's settings, it prints the reason: `tessera serve` asks it about models that the code of
-transformers runs, which the launcher does not import.
+As a program, with the decoder's settings and the number of an `AnswerFile`, it says the reason there: `tessera serve`
+asks it about models that the code of transformers runs, which the launcher does not import.
 """
+
+import sys
 
 from services.decoder.models.llama import Llama
 from services.decoder.settings import DecoderSettings
 from services.families import division, registry
 from services.families.family import load_part
 from shared.checkpoint.folder import Checkpoint
+from shared.child_process.answer_file import write_answer
 from shared.errors import InvalidRequest
 from shared.model_backends import ModelBackend
 
@@ -25,9 +28,9 @@ def require_divisible(
         raise division.refusal(checkpoint, ranks, "layers that are not divided among ranks yet")
 
 
-def main() -> None:
-    """Prints why the model cannot be divided; nothing where it can."""
-    settings = DecoderSettings.load()
+def main(number: str) -> None:
+    """Says why the model cannot be divided; nothing where it can."""
+    settings = DecoderSettings.load([])
     try:
         require_divisible(
             Checkpoint(settings.model, settings.family),
@@ -36,8 +39,8 @@ def main() -> None:
             settings.trust_remote_code,
         )
     except InvalidRequest as error:
-        print(error.message)
+        write_answer(int(number), error.message)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

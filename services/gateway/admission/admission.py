@@ -21,12 +21,12 @@ from services.gateway.following.cancels import Cancels
 from services.gateway.following.choice_log import LogLayout
 from services.gateway.following.follower import Follower
 from services.gateway.model.served_model import ServedModel
-from services.gateway.reading.data_urls import serialized
+from services.gateway.reading.media.data_urls import serialized
 from services.gateway.reading.structured.grammars import Grammars
 from services.gateway.reading.valid_request import ValidRequest
 from services.gateway.redis_calls import asked_again, to_its_end, until_recovered, within
-from services.gateway.telemetry.metrics import Metrics
-from services.gateway.telemetry.sampling import Sampler, never_sampled
+from services.gateway.telemetry.metrics.metrics import Metrics
+from services.gateway.telemetry.traces.sampling import Sampler, never_sampled
 from services.gateway.timings import USUAL, Timings
 from shared.environment import monotonic, unix_time
 from shared.errors import (

@@ -14,7 +14,7 @@ from services.gateway.admission.request_options import KEEP_S, Timeouts
 from services.gateway.following.cancels import Cancels
 from services.gateway.following.choice_log import ChoiceLog
 from services.gateway.following.follower import Follow, Follower
-from services.gateway.telemetry.metrics import Metrics
+from services.gateway.telemetry.metrics.metrics import Metrics
 from services.gateway.timings import USUAL, Timings
 from shared.environment import monotonic
 from shared.errors import Unavailable

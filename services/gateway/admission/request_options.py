@@ -13,7 +13,7 @@ from typing import Any
 from services.gateway.admission.caller import Header
 from services.gateway.decoding.bounds import number, wrong
 from services.gateway.decoding.decode import load_in_turns
-from services.gateway.reading.data_urls import InlineMedia
+from services.gateway.reading.media.data_urls import InlineMedia
 from services.gateway.reading.options import GenerationOptions
 from shared.errors import InvalidRequest
 

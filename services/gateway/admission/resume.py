@@ -13,7 +13,7 @@ from services.gateway.following.follower import Follower
 from services.gateway.model.served_model import ServedModel
 from services.gateway.redis_calls import until_recovered
 from services.gateway.reply_kinds import OF_PARTS
-from services.gateway.telemetry.metrics import Metrics
+from services.gateway.telemetry.metrics.metrics import Metrics
 from shared.environment import monotonic
 from shared.errors import InvalidRequest, NotFound
 from shared.queue import Queue, RequestState

@@ -20,11 +20,11 @@ from services.gateway.decoding.decode import decode, off_loop
 from services.gateway.following.answer import Answer
 from services.gateway.http.exchange import BodyLimits, Exchange
 from services.gateway.model.served_model import ServedModel
-from services.gateway.reading.data_urls import DecodedBody, InlineMedia
+from services.gateway.reading.media.data_urls import DecodedBody, InlineMedia
 from services.gateway.reading.options import GenerationOptions
 from services.gateway.reading.sampling.bad_words import BAD_WORDS_TIMES
 from services.gateway.reading.valid_request import ValidRequest
-from services.gateway.telemetry.metrics import Metrics
+from services.gateway.telemetry.metrics.metrics import Metrics
 from shared.errors import InvalidRequest, ServingError
 from shared.queue.keys import model_tag, new_request_id
 

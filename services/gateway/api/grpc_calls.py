@@ -20,7 +20,7 @@ from services.gateway.admission.request_options import (
 from services.gateway.decoding.decode import in_thread, is_large
 from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.options import GenerationOptions
-from services.gateway.telemetry.metrics import Metrics
+from services.gateway.telemetry.metrics.metrics import Metrics
 from services.gateway.telemetry.refusals import Refusals, Refused
 from shared.environment import monotonic
 from shared.errors import ServingError

@@ -23,17 +23,17 @@ from services.gateway.lasting_work import LastingWork
 from services.gateway.model.adapter_loading import AdapterLoading
 from services.gateway.model.served_model import ServedModel
 from services.gateway.slices import Slices
-from services.gateway.telemetry.metrics import Metrics
+from services.gateway.telemetry.metrics.metrics import Metrics
+from services.gateway.telemetry.metrics.reporter import Reporter
 from services.gateway.telemetry.refusals import Refusals
-from services.gateway.telemetry.reporter import Reporter
-from services.gateway.telemetry.request_timelines import RequestTimelines
 from services.gateway.telemetry.served_parts import ServedParts
 from services.gateway.telemetry.system_state import SystemState
+from services.gateway.telemetry.traces.request_timelines import RequestTimelines
 from services.gateway.timings import Timings
 from shared.net.rpc.server import RpcServer
-from shared.queue.batch_store import BatchStore
-from shared.queue.file_store import FileStore
-from shared.queue.response_store import ResponseStore
+from shared.queue.stores.batch_store import BatchStore
+from shared.queue.stores.file_store import FileStore
+from shared.queue.stores.response_store import ResponseStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,11 @@ from services.gateway.following.answer import Answer
 from services.gateway.http.exchange import BodyLimits, Exchange
 from services.gateway.model.pooled_model import PooledModel, Task, not_served
 from services.gateway.model.served_model import ServedModel
-from services.gateway.reading.data_urls import DecodedBody, InlineMedia
-from services.gateway.reading.pooled import PooledFields
+from services.gateway.reading.media.data_urls import DecodedBody, InlineMedia
+from services.gateway.reading.pooling.pooled import PooledFields
 from services.gateway.reading.valid_request import ValidRequest
 from services.gateway.slices import Slices
-from services.gateway.telemetry.metrics import Metrics
+from services.gateway.telemetry.metrics.metrics import Metrics
 from shared.errors import InvalidRequest, ServingError
 from shared.net import tasks
 from shared.queue.keys import model_tag, new_request_id

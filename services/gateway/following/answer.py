@@ -24,7 +24,7 @@ from services.gateway.following.logprobs import (
 from services.gateway.following.message import Message, MessageText
 from services.gateway.model.output_forms import OutputForms
 from services.gateway.slices import Slices
-from services.gateway.telemetry.metrics import Metrics, finish_reason
+from services.gateway.telemetry.metrics.metrics import Metrics, finish_reason
 from services.gateway.telemetry.request_log import log_end
 from services.gateway.telemetry.timeline import Timeline
 from shared.environment import monotonic

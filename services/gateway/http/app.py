@@ -16,7 +16,7 @@ from services.gateway.http.errors import error_response
 from services.gateway.http.exchange import BodyLimits, Exchange, Receive, Scope, Send
 from services.gateway.http.hosts import Hosts
 from services.gateway.http.routes import RouteTable
-from services.gateway.telemetry.http_metrics import NO_ROUTE, HttpMetrics
+from services.gateway.telemetry.metrics.http_metrics import NO_ROUTE, HttpMetrics
 from services.gateway.telemetry.refusals import Refusals, Refused
 from shared.environment import monotonic
 from shared.errors import Cancelled, Internal, ServingError, Unavailable

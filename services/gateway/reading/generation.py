@@ -10,13 +10,13 @@ from services.gateway.model.pooled_model import Task
 from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.constraint import Constraint
 from services.gateway.reading.conversation import TEMPLATE_TOKENS, conversation_bound
+from services.gateway.reading.fields.unsupported import refuse_unsupported, unsupported
 from services.gateway.reading.logprob_fields import Logprobs, read_logprobs
-from services.gateway.reading.media_options import read_media_options
+from services.gateway.reading.media.media_options import read_media_options
 from services.gateway.reading.options import GenerationOptions, StreamOptions
 from services.gateway.reading.sampling.sampling import read_sampling, scores_prompt_only
 from services.gateway.reading.short_prompts import is_short
 from services.gateway.reading.structured.spellings import read_constraint
-from services.gateway.reading.unsupported import refuse_unsupported, unsupported
 from services.gateway.reading.valid_request import ValidRequest
 from shared.lora.modules import BASE
 from shared.queue.token_log import encode_tokens, stride

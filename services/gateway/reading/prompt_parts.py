@@ -10,7 +10,7 @@ from services.gateway.decoding.bounds import at_most, wrong
 from services.gateway.decoding.list_limits import MOST_PARTS
 from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.generation import Prompt, conversation_prompt, text_prompt
-from services.gateway.reading.media import path_url, read_image_url, read_video_url
+from services.gateway.reading.media.media import path_url, read_image_url, read_video_url
 from tessera.preprocess.v1.preprocess_pb2 import Conversation, Media, Part, PrepareRequest, Video
 
 _PICTURE = "an image, by a URL or the path of a file"

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.constraint import Constraint
-from services.gateway.reading.data_urls import InlineMedia
+from services.gateway.reading.media.data_urls import InlineMedia
 from tessera.common.v1.pooling_pb2 import PoolingParams
 from tessera.common.v1.sampling_pb2 import SamplingParams
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest

@@ -10,7 +10,7 @@ from shared.environment import monotonic
 from shared.errors import ServingError, Unavailable
 from shared.net import supervise
 from shared.net.supervise import Background
-from shared.queue.error_store import ErrorStore
+from shared.queue.stores.error_store import ErrorStore
 
 # Of one gateway between two writes; earlier ones make room.
 _MOST = 50

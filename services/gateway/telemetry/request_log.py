@@ -5,7 +5,7 @@ from typing import Any
 
 import structlog
 
-from services.gateway.telemetry.metrics import finish_reason
+from services.gateway.telemetry.metrics.metrics import finish_reason
 from services.gateway.telemetry.recent_errors import RecentErrors
 from services.gateway.telemetry.timeline import Timeline
 from shared.errors import Cancelled, ServingError, from_failure

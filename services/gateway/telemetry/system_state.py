@@ -5,7 +5,7 @@ from typing import Any
 from services.gateway.redis_calls import within
 from services.gateway.telemetry.recent_errors import RecentErrors
 from shared.queue import Queue
-from shared.queue.error_store import ErrorStore, KeptError
+from shared.queue.stores.error_store import ErrorStore, KeptError
 from tessera.scheduler.v1.scheduler_pb2 import DecoderLoad
 
 SERVICES = ("gateway", "preprocess", "vision_encoder", "scheduler", "decoder")

@@ -111,7 +111,8 @@ class AscendHost:
         """What a process with this environment can load; nothing if that process crashes."""
         done = self.python(_PROBE, " ".join(LIBRARIES), " ".join(COMPILER_MODULES))
         lines = done.stdout.splitlines() if done else []
-        return Probe(**json.loads(lines[-1])) if lines and lines[-1].startswith("{") else Probe()
+        said = [line for line in lines if line.startswith("{")]  # libraries print lines too
+        return Probe(**json.loads(said[-1])) if said else Probe()
 
     def python(
         self, program: str, *arguments: str, within_s: float = _PROBE_S

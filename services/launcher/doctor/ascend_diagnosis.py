@@ -8,8 +8,8 @@ from pathlib import Path
 from services.launcher.ascend import npu_smi, versions
 from services.launcher.ascend.host import CONTROL_FILES, LIBRARIES, AscendHost
 from services.launcher.doctor.finding import Finding
-from shared.ascend import NNAL, TOOLKIT
 from shared.errors import InvalidRequest
+from shared.hardware.ascend import NNAL, TOOLKIT
 from shared.settings import VISIBLE_NPUS
 
 _TOOLKIT_SCRIPTS = (TOOLKIT, "/usr/local/Ascend/cann/set_env.sh")

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from services.launcher.ascend.host import AscendHost
 from services.launcher.doctor import ascend_diagnosis
-from shared import processors
 from shared.cpu_kernels import choice
-from shared.devices import resolve_device
 from shared.errors import InvalidRequest
+from shared.hardware import processors
+from shared.hardware.devices import resolve_device
 from shared.settings import cpu_arithmetic_is_portable, cpu_instructions, cpu_trial_folder
 
 # The instruction sets that decide how fast matrix products are here.

@@ -1,8 +1,8 @@
 """`tessera doctor --npu`: every operation of the NPU against the CPU's, as a table.
 
 Decoder and vision encoder have a check each (`devices/npu/check.py`), in a process of its own: a kernel that fails may
-end it. It prints a JSON object for each operation (`shared/operation_check.py`): `name`, `ok`, `error` (the largest
-difference), `us` (microseconds a call), `gb_s` and `detail`; all but the first two may be null.
+end it. It prints a JSON object for each operation (`shared/hardware/operation_check.py`): `name`, `ok`, `error` (the
+largest difference), `us` (microseconds a call), `gb_s` and `detail`; all but the first two may be null.
 """
 
 import json

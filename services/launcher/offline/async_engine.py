@@ -10,11 +10,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from services.launcher.offline.adapters import Adapter, adapted
-from services.launcher.offline.engine_process import EngineProcess
+from services.launcher.offline.engine.engine_process import EngineProcess
 from services.launcher.offline.outputs import RequestOutput
-from services.launcher.offline.prompts import read_prompt
-from services.launcher.offline.requests import Requests
+from services.launcher.offline.prompts.adapters import Adapter, adapted
+from services.launcher.offline.prompts.prompts import read_prompt
+from services.launcher.offline.requests.requests import Requests
 from services.launcher.offline.sampling_params import SamplingParams
 
 _UNSET: Any = object()

@@ -7,12 +7,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from services.launcher.offline.adapters import Adapter, adapted
-from services.launcher.offline.engine_process import EngineProcess
+from services.launcher.offline.engine.engine_process import EngineProcess
 from services.launcher.offline.loop_thread import LoopThread
 from services.launcher.offline.outputs import RequestOutput
 from services.launcher.offline.progress import progress
-from services.launcher.offline.prompts import Prompt, is_ids, read_conversation, read_prompt
+from services.launcher.offline.prompts.adapters import Adapter, adapted
+from services.launcher.offline.prompts.prompts import Prompt, is_ids, read_conversation, read_prompt
 from services.launcher.offline.sampling_params import SamplingParams
 from shared.net import tasks
 

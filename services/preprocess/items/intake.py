@@ -23,7 +23,7 @@ from shared.prompts.data_url import (
     is_data_url,
 )
 from shared.prompts.modality import IMAGE, NAMES, VIDEO, modality_of, read_modality
-from shared.queue.media_store import MediaStore, media_digest
+from shared.queue.stores.media_store import MediaStore, media_digest
 from shared.telemetry.logs import Stopwatch
 from tessera.common.v1.media_pb2 import MediaItem, Modality
 from tessera.preprocess.v1.preprocess_pb2 import Media, Video

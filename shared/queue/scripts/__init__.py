@@ -1,6 +1,7 @@
 """The Lua scripts that are the only writers of the queue, the registry and the token log; keys in `keys.py`.
 
-`gateway/` and `scheduler/` hold those that one kind of service calls; their names are unique all the same.
+`gateway/` and `scheduler/` hold those that one kind of service calls, `gateway/stores/` those about what is kept beside
+the queue (`shared/queue/stores`); names are unique all the same.
 """
 
 import hashlib

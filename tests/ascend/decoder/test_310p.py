@@ -33,7 +33,7 @@ from services.decoder.devices.npu.checks.check_cases import Cases
 from services.decoder.devices.npu.device import NpuDevice
 from services.decoder.devices.npu.errors import explain
 from services.decoder.devices.npu.forms import Heads, Writing
-from shared.operation_check import try_case
+from shared.hardware.operation_check import try_case
 device = NpuDevice(torch.float16)
 results = [try_case(case, "", device.synchronize, explain) for case in Cases(device)]
 for asked in (Heads(4, 2, 64), Writing(2, 64)):

@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from services.decoder.devices.npu.coded_linear import ROWS, VIEW, WHOLE, CodedLinear
 from services.decoder.devices.npu.device import NpuDevice
+from services.decoder.devices.npu.weights.coded_linear import ROWS, VIEW, WHOLE, CodedLinear
 from services.decoder.models.llama import Llama
 from shared.checkpoint.folder import Checkpoint
 from tests.ascend.decoder.test_served_codes import LAYERS, TEXT, TIE, TIE_OF_WHOLE, generate

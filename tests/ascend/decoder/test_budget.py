@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from shared import host_memory
+from shared.hardware import host_memory
 from tests.ascend.environment import npu_environment
 from tests.ascend.programs.budget import CASES, MIB, OUTSIDE, PARTS, WEIGHTS
 from tests.ascend.support import run_python

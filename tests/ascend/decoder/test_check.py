@@ -17,7 +17,7 @@ from services.decoder.devices.npu.device import NpuDevice
 from services.decoder.devices.npu.errors import explain
 from services.decoder.devices.npu.forms import Asked, Coded, CodedHeads, Heads, Writing
 from services.decoder.devices.npu.trials import trials
-from shared.operation_check import Case, Result, try_case
+from shared.hardware.operation_check import Case, Result, try_case
 
 Arguments = dict[str, Any]
 

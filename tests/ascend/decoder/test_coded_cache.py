@@ -11,8 +11,8 @@ import torch_npu
 from torch import Tensor
 
 from services.decoder.devices.base.ops import BaseOps
-from services.decoder.devices.npu import coded_attention
-from services.decoder.devices.npu.coded_cache import CodedKV
+from services.decoder.devices.npu.attention import coded_attention
+from services.decoder.devices.npu.attention.coded_cache import CodedKV
 from services.decoder.devices.npu.device import NpuDevice
 from services.decoder.devices.npu.forms import CodedHeads, Writing
 from services.decoder.devices.npu.ops import NpuOps

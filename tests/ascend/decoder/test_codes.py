@@ -12,10 +12,10 @@ from structlog.testing import capture_logs
 from torch import Tensor
 
 from services.decoder.devices.base.ops import BaseOps
-from services.decoder.devices.npu import coded_linear
-from services.decoder.devices.npu.coded_linear import CodedLinear
 from services.decoder.devices.npu.device import NpuDevice
 from services.decoder.devices.npu.ops import NpuOps
+from services.decoder.devices.npu.weights import coded_linear
+from services.decoder.devices.npu.weights.coded_linear import CodedLinear
 from shared.weights.linear_weight import LinearWeight, StackedWeight, as_codes
 from tests.ascend.environment import npu_environment
 from tests.ascend.support import largest_difference, random, run_python
@@ -244,7 +244,7 @@ def test_no_more_than_a_part_is_read_at_once(monkeypatch: pytest.MonkeyPatch) ->
 
 _310P = """
 import torch
-from services.decoder.devices.npu import coded_linear
+from services.decoder.devices.npu.weights import coded_linear
 from services.decoder.devices.npu.device import NpuDevice
 from shared.errors import InvalidRequest
 from shared.weights.linear_weight import as_codes

@@ -14,7 +14,7 @@ from services.decoder.devices.base.experts import ExpertLayer
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.npu.device import NpuDevice
 from services.decoder.devices.npu.forms import Grouping, Routing
-from services.decoder.devices.npu.grouped_experts import GroupedExperts
+from services.decoder.devices.npu.weights.grouped_experts import GroupedExperts
 from shared.weights.linear_weight import LinearWeight, in_memory
 from tests.ascend.decoder.test_tokens import check
 from tests.ascend.simulator import counters

@@ -289,6 +289,22 @@ def test_the_memory_of_graphs_is_counted(loaded: Loaded) -> None:
     assert 0 < npu.memory_allocated() - before <= counted
 
 
+async def test_layers_with_windows_are_replayed_too(tmp_path: Path, short_tmp: Path) -> None:
+    folder = make_checkpoint(tmp_path, "mistral")  # with a window of 20 tokens
+    found = []
+    for graphs in ("off", "on"):
+        texts = [Text(slot, list(range(9 * slot + 5)), greedy()) for slot in range(4)]
+        decoder = load_decoder(folder, graphs=graphs)
+        assert (decoder.worker.graphs is not None) == (graphs == "on")
+        async with (
+            running_decoder(folder, short_tmp / graphs, load=lambda _, it=decoder: it) as served,
+            StepStream.open(served.address) as stream,
+        ):
+            await NaiveScheduler(stream).generate(texts, 24)
+        found.append([text.output for text in texts])
+    assert found[0] == found[1]
+
+
 def test_a_310p_has_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(npu_device, "is_310p", lambda: True)
     with pytest.raises(InvalidRequest, match="--graphs on: this device"):

@@ -6,8 +6,8 @@ import torch_npu
 
 from services.decoder.devices.base.adapters import LinearPlace
 from services.decoder.devices.base.device import WeightLayout
-from services.decoder.devices.npu import tiled_weights
 from services.decoder.devices.npu.device import NpuDevice
+from services.decoder.devices.npu.weights import tiled_weights
 from shared.weights.linear_weight import in_memory
 from tests.ascend.environment import npu_environment
 from tests.ascend.support import largest_difference, random, run_python

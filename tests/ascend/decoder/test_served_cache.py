@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 from structlog.testing import capture_logs
 
 from services.decoder.devices.npu.device import NpuDevice
+from services.decoder.loading.graphs import graph_bytes
 from services.decoder.loading.load import load
 from services.decoder.settings import DecoderSettings
 from services.families.check import Parts, require_servable
@@ -33,7 +34,9 @@ def _nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-async def generate(folder: Path, socket: Path, **options: Any) -> list[Text]:
+async def generate(
+    folder: Path, socket: Path, *, has_graphs: bool | None = None, **options: Any
+) -> list[Text]:
     given = {"device": "npu", "dtype": "float16", "graphs": "off", "max_num_seqs": 4, **options}
     texts = [Text(slot, prompt, greedy()) for slot, prompt in enumerate(prompts(3, 400))]
     with capture_logs() as logs:
@@ -41,7 +44,8 @@ async def generate(folder: Path, socket: Path, **options: Any) -> list[Text]:
             running_decoder(folder, socket, kv_cache_dtype="int8", **given) as decoder,
             StepStream.open(decoder.address) as stream,
         ):
-            assert (decoder.loaded.worker.graphs is not None) == (given["graphs"] == "on")
+            expected = given["graphs"] == "on" if has_graphs is None else has_graphs
+            assert (decoder.loaded.worker.graphs is not None) == expected
             assert stream.hello.kv_cache_dtype == "int8"  # a part of blocks' names
             await NaiveScheduler(stream).generate(texts, 8, 64)
     [line] = [line for line in logs if line["event"] == "allocating cache"]
@@ -60,7 +64,7 @@ async def generate(folder: Path, socket: Path, **options: Any) -> list[Text]:
             {"model_backend": ModelBackend.TRANSFORMERS, "skip_model_check": True},
             id="transformers",
         ),
-        pytest.param("mistral", {}, id="windows"),
+        pytest.param("mistral", {"graphs": "on", "has_graphs": False}, id="windows"),
         pytest.param("llama", {"dtype": "bfloat16"}, id="bfloat16", marks=pytest.mark.full),
     ],
 )
@@ -88,6 +92,22 @@ def loaded(folder: Path, kind: str, **options: Any) -> Any:
     given = {"model": folder, "device": "npu", "dtype": "float16", "graphs": "off"}
     given |= {"kv_cache_memory_bytes": 16 << 20, **options}
     return load(DecoderSettings.model_validate({**given, "kv_cache_dtype": kind}))
+
+
+@pytest.mark.parametrize(("graphs", "level"), [("on", "warning"), ("auto", "info")])
+def test_layers_with_windows_over_codes_have_no_graphs(
+    tmp_path: Path, graphs: str, level: str
+) -> None:
+    folder = make_checkpoint(tmp_path, "mistral")
+    with capture_logs() as logs:
+        decoder = loaded(folder, "int8", graphs=graphs)
+    assert decoder.worker.graphs is None
+    [said] = [line for line in logs if line["event"] == "no graphs"]
+    assert "--kv-cache-dtype int8" in said["reason"] and said["log_level"] == level
+    layer = decoder.worker.model.layers[0]
+    assert layer.coded and layer.window
+    limits = (decoder.worker.limits.max_slots, decoder.worker.limits.max_model_len)
+    assert graph_bytes(graphs, decoder.worker.model, decoder.device, *limits) == 0
 
 
 def test_a_cache_of_codes_has_another_fingerprint_and_more_tokens(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ import torch
 import torch_npu
 from torch import Tensor
 
+from services.decoder.devices.npu.attention.tiled_attention import NZ
 from services.decoder.devices.npu.device import NpuDevice
 from services.decoder.devices.npu.forms import Asked, Choice, Form, Forms, Heads, Trial, Trials
-from services.decoder.devices.npu.tiled_attention import NZ
 from services.decoder.devices.npu.trials import trials
 from services.decoder.steps.attention_meta import KVSpec
 from tests.ascend.decoder.test_ops import Pair

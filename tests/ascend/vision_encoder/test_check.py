@@ -10,7 +10,7 @@ import torch_npu
 from services.vision_encoder.devices.npu.check import results
 from services.vision_encoder.devices.npu.check_cases import Cases
 from services.vision_encoder.devices.npu.ops import NpuOps
-from shared.operation_check import Result, try_case
+from shared.hardware.operation_check import Result, try_case
 
 Arguments = dict[str, Any]
 

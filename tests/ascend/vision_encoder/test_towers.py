@@ -16,8 +16,8 @@ from services.vision_encoder.devices.npu.device import NpuDevice
 from services.vision_encoder.loading import load_encoder
 from services.vision_encoder.towers.encoder import Encoder, Item, pixel_item
 from shared.artifacts.pixel_scaling import PixelScaling
-from shared.ascend import is_310p
 from shared.checkpoint.folder import Checkpoint
+from shared.hardware.ascend import is_310p
 from tests.ascend.environment import npu_environment
 from tests.ascend.simulator import counters
 from tests.ascend.support import run_python

@@ -10,9 +10,9 @@ from services.decoder.devices import device_class
 from services.decoder.devices.base.device import Device
 from services.decoder.devices.cpu.device import CpuDevice
 from services.decoder.steps.attention_meta import KVSpec
-from shared.ascend import npu_fault
-from shared.devices import DEVICES, cuda_fault
 from shared.errors import InvalidRequest
+from shared.hardware.ascend import npu_fault
+from shared.hardware.devices import DEVICES, cuda_fault
 from tests.support.decoder.deferred_device import DeferredDevice
 
 DEVICE_KINDS = [

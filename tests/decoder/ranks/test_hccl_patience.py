@@ -14,7 +14,7 @@ from services.decoder.ranks import rank_group
 from services.decoder.ranks.rank_group import connect
 from services.decoder.ranks.share import Share
 from services.decoder.settings import DecoderSettings
-from shared.ascend import ENVIRONMENT
+from shared.hardware.ascend import ENVIRONMENT
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 from services.gateway.admission.held_requests import HeldRequest, HeldRequests
 from services.gateway.following.cancels import Cancels
 from services.gateway.following.follower import Follower
-from services.gateway.telemetry.metrics import Metrics
+from services.gateway.telemetry.metrics.metrics import Metrics
 from shared.queue import TokenChannel
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
 from tests.support.queue.client import QueueClient

@@ -17,7 +17,7 @@ from services.gateway.admission.request_options import (
 from services.gateway.api.openai.requests import media_urls
 from services.gateway.api.openai.schema import ChatRequest
 from services.gateway.decoding.decode import decode
-from services.gateway.reading.data_urls import decode_with_media
+from services.gateway.reading.media.data_urls import decode_with_media
 from services.gateway.reading.options import GenerationOptions
 from shared.errors import Expired, InvalidRequest
 from shared.net.channels import open_channel

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -93,6 +94,37 @@ async def test_a_conversation_is_rendered_as_over_rest(embeds: Stage) -> None:
     assert ours == theirs
 
 
+async def test_media_are_named_and_processed_as_over_rest(embeds: Stage) -> None:
+    url = "https://example.org/a.png"
+    parts = [ContentPart(image_url=url, uuid="dog"), ContentPart(image_url="", uuid="cat")]
+    options = {
+        "mm_processor_kwargs": {"max_pixels": 401408},
+        "media_io_kwargs": {"video": {"fps": 1}},
+    }
+    request = PoolRequest(
+        messages=[ChatMessage(role="user", content=parts)],
+        mm_processor_kwargs_json=json.dumps(options["mm_processor_kwargs"]),
+        media_io_kwargs_json=json.dumps(options["media_io_kwargs"]),
+    )
+    await pooled(embeds, request)
+    content = [
+        {"type": "image_url", "image_url": url, "uuid": "dog"},
+        {"type": "image_url", "image_url": None, "uuid": "cat"},
+    ]
+    reply = await over_rest(
+        embeds, "/pooling", messages=[{"role": "user", "content": content}], **options
+    )
+    assert reply["data"]
+    ours, theirs = embeds.preprocess.seen[-2:]
+    assert list(ours.conversation.item_names) == ["dog", "cat"]
+    for name in options:
+        mine, other = (getattr(one.media_options, f"{name}_json") for one in (ours, theirs))
+        assert json.loads(mine) == json.loads(other) == options[name]
+    ours.request_id = theirs.request_id
+    ours.media_options.CopyFrom(theirs.media_options)  # whose JSON has no spaces
+    assert ours == theirs
+
+
 async def test_classes_are_those_of_rest(classifies: Stage) -> None:
     events = await pooled(classifies, PoolRequest(input=texts("a", "b")))
     reply = await over_rest(classifies, "/classify", input=["a", "b"])
@@ -133,6 +165,14 @@ REFUSED: list[tuple[PoolRequest, dict[str, Any]]] = [
     (
         PoolRequest(input=texts("a"), options=PoolOptions(service_tier="x")),
         {"input": ["a"], "service_tier": "x"},
+    ),
+    (
+        PoolRequest(messages=conversation("a"), mm_processor_kwargs_json="[]"),
+        {"messages": [{"role": "user", "content": "a"}], "mm_processor_kwargs": []},
+    ),
+    (
+        PoolRequest(messages=conversation("a"), media_io_kwargs_json='"a"'),
+        {"messages": [{"role": "user", "content": "a"}], "media_io_kwargs": "a"},
     ),
     (
         PoolRequest(input=texts("a"), messages=conversation("b")),

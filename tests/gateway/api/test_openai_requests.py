@@ -15,8 +15,8 @@ from services.gateway.api.openai import requests
 from services.gateway.api.openai.schema import ChatRequest
 from services.gateway.decoding.decode import decode
 from services.gateway.model.served_model import ServedModel
-from services.gateway.reading.data_urls import serialized
-from services.gateway.reading.unsupported import UnsupportedFields
+from services.gateway.reading.fields.unsupported import UnsupportedFields
+from services.gateway.reading.media.data_urls import serialized
 from services.gateway.reading.valid_request import ValidRequest
 from shared.errors import InvalidRequest, NotFound
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest

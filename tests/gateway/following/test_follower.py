@@ -14,7 +14,7 @@ from services.gateway.api.openai.replies import ReplyWriter
 from services.gateway.following.answer import Answer, AnswerFold
 from services.gateway.following.choice_log import ChoiceLog, LogLayout
 from services.gateway.following.follower import Follow, Follower
-from services.gateway.telemetry.metrics import Metrics
+from services.gateway.telemetry.metrics.metrics import Metrics
 from shared.errors import Internal, NotFound
 from shared.queue import Append, Places, Queue, TokenChannel, connect
 from shared.queue.keys import Keys, new_request_id

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from services.gateway.api.openai.requests import media_urls
 from services.gateway.api.openai.schema import ChatRequest
 from services.gateway.decoding.decode import decode
-from services.gateway.reading.data_urls import decode_with_media
+from services.gateway.reading.media.data_urls import decode_with_media
 from tests.support.gateway.stage import Stage, open_stage
 
 CHAT = "/v1/chat/completions"

@@ -14,7 +14,7 @@ from shared.net.channels import open_channel
 from shared.net.rpc.errors import calling
 from shared.queue import connect
 from shared.queue.keys import Keys
-from shared.queue.timeline_store import MOST_REFUSALS, TimelineStore
+from shared.queue.stores.timeline_store import MOST_REFUSALS, TimelineStore
 from shared.telemetry.timeline import Refusal, Timelines
 from tessera.gateway.v1.chat_pb2 import ChatMessage, ChatRequest, ContentPart
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub

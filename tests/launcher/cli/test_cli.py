@@ -16,7 +16,7 @@ import pytest
 
 from services.launcher import cli
 from services.launcher.redis.embedded_redis import EmbeddedRedis
-from shared.ascend import npu_fault
+from shared.hardware.ascend import npu_fault
 from shared.settings import DEMO_MODEL
 from tests.support.generic_models import make_generic_checkpoint
 from tests.support.network.ports import closed_port, free_ports

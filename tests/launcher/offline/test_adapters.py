@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from services.launcher.offline import LLM, LoRARequest, RequestRefused, SamplingParams
-from services.launcher.offline.adapters import Adapter
-from services.launcher.offline.flags import engine_flags
-from services.launcher.offline.path_adapters import PathAdapters
+from services.launcher.offline.engine.flags import engine_flags
+from services.launcher.offline.prompts.adapters import Adapter
+from services.launcher.offline.requests.path_adapters import PathAdapters
 from services.launcher.run.command import run_batches
 from services.launcher.run.inputs import InputError, read_inputs
 from services.launcher.run.settings import RunSettings

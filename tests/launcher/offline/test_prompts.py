@@ -8,7 +8,7 @@ from typing import Any
 import PIL.Image
 import pytest
 
-from services.launcher.offline.prompts import read_conversation, read_prompt
+from services.launcher.offline.prompts.prompts import read_conversation, read_prompt
 
 PICTURE = PIL.Image.new("RGB", (3, 2), (200, 30, 40))
 

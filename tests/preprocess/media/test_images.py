@@ -17,7 +17,7 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 
 from shared.errors import InvalidRequest, NotFound, Overloaded, Precondition, ServingError
 from shared.net.rpc.errors import calling
-from shared.queue.media_store import media_digest
+from shared.queue.stores.media_store import media_digest
 from tessera.common.v1.media_pb2 import MediaItem
 from tessera.preprocess.v1.preprocess_pb2 import GetPixelsRequest
 from tests.support.preprocess.forked_workers import worker_pids

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shared.queue.timeline_store import TimelineStore
+from shared.queue.stores.timeline_store import TimelineStore
 from tests.support.checkpoints import make_checkpoint
 from tests.support.scheduler_bench import Bench
 

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from services.families import registry
 from services.families.check import Parts, require_servable
-from shared import devices
 from shared.errors import InvalidRequest
+from shared.hardware import devices
 from shared.settings import DEMO_MODEL
 from tessera.common.v1.media_pb2 import Modality
 from tests.support.checkpoints import GENERIC, make_checkpoint

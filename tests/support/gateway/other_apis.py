@@ -20,8 +20,8 @@ from services.gateway.http.endpoint import MakeWriter, ReplyForm, Route
 from services.gateway.http.exchange import Exchange
 from services.gateway.http.forms import ErrorReply
 from services.gateway.http.streams import write_stream
-from services.gateway.reading.data_urls import DecodedBody, InlineMedia
 from services.gateway.reading.generation import read_generation, text_prompt
+from services.gateway.reading.media.data_urls import DecodedBody, InlineMedia
 from services.gateway.reading.options import GenerationOptions
 from services.gateway.reading.valid_request import ValidRequest
 from shared.errors import ServingError

@@ -20,8 +20,8 @@ from services.decoder.sampling.sampler import Sampler
 from services.decoder.steps.attention_meta import KVSpec
 from shared import kv_cache_dtype
 from shared.checkpoint.folder import Checkpoint
-from shared.devices import require_dtype
 from shared.errors import InvalidRequest, ServingError
+from shared.hardware.devices import require_dtype
 from shared.weights import scheme
 
 log = structlog.get_logger(__name__)
@@ -41,7 +41,7 @@ class Memory:
 class Device(ABC):
     """One device, as the process that computes on it uses it; `ops` is its table of ops."""
 
-    name: ClassVar[str]  # in `shared.devices`
+    name: ClassVar[str]  # in `shared.hardware.devices`
     default_block_size: ClassVar[int] = 16  # tokens
     only_block_size: ClassVar[bool] = False  # whether there are no blocks of other sizes
     # Tokens of a step unless --max-num-batched-tokens says otherwise: 256 or 2,048, and the
@@ -202,6 +202,11 @@ class Device(ABC):
     def has_graphs(self) -> bool:
         """Whether steps of one token a row can be captured here and replayed."""
         return False
+
+    @property
+    def graphs_take_coded_windows(self) -> bool:
+        """Whether these may be steps of layers with a window or chunks whose keys and values are codes."""
+        return True
 
     def make_graphs(self, forward: Forward, sizes: Sequence[int], axes: int, width: int) -> Graphs:
         """Graphs of steps of these numbers of rows, not captured yet; computes one step of each. forward: computes a

@@ -16,10 +16,11 @@ from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.staging import Array, Download
 from services.decoder.devices.cpu.ops import CpuOps
 from services.decoder.devices.cpu.torch_ops import TorchCpuOps
-from shared import host_memory, kv_cache_dtype, numerics, processors
+from shared import kv_cache_dtype, numerics
 from shared.cpu_kernels import binding
 from shared.cpu_kernels.packed_linear import TYPES
-from shared.torch_device import process_memory, torch_arithmetic
+from shared.hardware import host_memory, processors
+from shared.hardware.torch_device import process_memory, torch_arithmetic
 from shared.weights import scheme
 
 log = structlog.get_logger(__name__)

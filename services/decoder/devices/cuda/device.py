@@ -14,8 +14,9 @@ from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.staging import Event
 from services.decoder.devices.cuda.graphs import CudaGraphs
 from services.decoder.devices.cuda.ops import CudaOps
-from shared import host_memory, numerics
-from shared.torch_device import accelerator_memory
+from shared import numerics
+from shared.hardware import host_memory
+from shared.hardware.torch_device import accelerator_memory
 from shared.weights.scheme import Scheme
 
 _SHARE = 0.9

@@ -28,8 +28,8 @@ from services.decoder.devices.npu.forms import (
     Writing,
 )
 from services.decoder.devices.npu.trials import trials
-from shared.ascend import is_310p, npu_name
-from shared.operation_check import Result, print_results, seconds_of, try_case
+from shared.hardware.ascend import is_310p, npu_name
+from shared.hardware.operation_check import Result, print_results, seconds_of, try_case
 
 # Heads of queries, of keys, and the size of each, as models have them.
 _HEADS = ((14, 2, 64), (28, 4, 128), (32, 8, 128), (16, 16, 128), (7, 1, 128), (8, 4, 256))

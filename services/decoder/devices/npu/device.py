@@ -15,19 +15,20 @@ from services.decoder.devices.base.device import Device, Memory
 from services.decoder.devices.base.graphs import Forward, Graphs
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.staging import Event
-from services.decoder.devices.npu.coded_cache import numbers_bytes
+from services.decoder.devices.npu.attention.coded_cache import numbers_bytes
+from services.decoder.devices.npu.attention.fused_attention import padded_size
 from services.decoder.devices.npu.errors import translate
 from services.decoder.devices.npu.forms import Choice
-from services.decoder.devices.npu.fused_attention import padded_size
 from services.decoder.devices.npu.graphs import NpuGraphs
 from services.decoder.devices.npu.ops import NpuOps
 from services.decoder.devices.npu.ops_310p import Npu310POps
 from services.decoder.devices.npu.trials import survived
 from services.decoder.steps.attention_meta import KVSpec
-from shared import host_memory, kv_cache_dtype, numerics
-from shared.ascend import is_310p, npu_name
+from shared import kv_cache_dtype, numerics
 from shared.errors import ServingError, Unavailable
-from shared.torch_device import accelerator_memory
+from shared.hardware import host_memory
+from shared.hardware.ascend import is_310p, npu_name
+from shared.hardware.torch_device import accelerator_memory
 from shared.weights import scheme
 from shared.weights.scheme import Scheme
 
@@ -190,6 +191,11 @@ class NpuDevice(Device):
     def has_graphs(self) -> bool:
         """Not on a 310P, whose attention has its lengths from elsewhere."""
         return not is_310p()
+
+    @property
+    def graphs_take_coded_windows(self) -> bool:
+        """They attend to numbers that are made of the codes of so many blocks as the host knows lengths of."""
+        return False
 
     def make_graphs(self, forward: Forward, sizes: Sequence[int], axes: int, width: int) -> Graphs:
         """Of torch_npu."""

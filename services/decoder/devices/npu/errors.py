@@ -3,8 +3,8 @@
 import re
 from dataclasses import dataclass
 
-from shared.ascend import NNAL, TOOLKIT
 from shared.errors import Internal, Overloaded, ServingError, Unavailable
+from shared.hardware.ascend import NNAL, TOOLKIT
 
 _SMALLER = (
     "lower --gpu-memory-utilization, --max-num-batched-tokens or --max-num-seqs, limit the pixels of an image, or"

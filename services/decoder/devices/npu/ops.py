@@ -16,18 +16,11 @@ from services.decoder.devices.base.adapters import Addition, LinearPlace
 from services.decoder.devices.base.experts import ExpertLayer, PackedExperts, Router
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.use import Use
-from services.decoder.devices.npu import (
-    coded_attention,
-    coded_cache,
-    coded_linear,
-    fused_attention,
-    grouped_experts,
-    tiled_weights,
-)
+from services.decoder.devices.npu.attention import coded_attention, coded_cache, fused_attention
+from services.decoder.devices.npu.attention.cache import NpuKV, moved_runs, widened, zeros
+from services.decoder.devices.npu.attention.coded_cache import CodedKV
+from services.decoder.devices.npu.attention.fused_attention import FusedAttention, padded_size
 from services.decoder.devices.npu.attention_call import attention_calls
-from services.decoder.devices.npu.cache import NpuKV, moved_runs, widened, zeros
-from services.decoder.devices.npu.coded_cache import CodedKV
-from services.decoder.devices.npu.coded_linear import CodedLinear
 from services.decoder.devices.npu.forms import (
     Asked,
     Choice,
@@ -42,15 +35,16 @@ from services.decoder.devices.npu.forms import (
     Weights,
     Writing,
 )
-from services.decoder.devices.npu.fused_attention import FusedAttention, padded_size
-from services.decoder.devices.npu.grouped_experts import GroupedExperts, numbers_of
 from services.decoder.devices.npu.schemas import supports
 from services.decoder.devices.npu.trials import trials
 from services.decoder.devices.npu.trials.telling_codes import codes_error
 from services.decoder.devices.npu.trials.telling_experts import experts_error, routing_error
 from services.decoder.devices.npu.trials.telling_rows import write_error
+from services.decoder.devices.npu.weights import coded_linear, grouped_experts, tiled_weights
+from services.decoder.devices.npu.weights.coded_linear import CodedLinear
+from services.decoder.devices.npu.weights.grouped_experts import GroupedExperts, numbers_of
 from services.decoder.steps.attention_meta import AttnMeta, KVSpec, Packed, PagedKV
-from shared.ascend import atb_fault
+from shared.hardware.ascend import atb_fault
 from shared.weights.coded_rows import CodedRows, Table
 from shared.weights.linear_weight import Codes, LinearWeight
 

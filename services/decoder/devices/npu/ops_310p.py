@@ -12,13 +12,14 @@ from torch import Tensor
 
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.base.use import Use
-from services.decoder.devices.npu import tiled_attention, tiled_weights
-from services.decoder.devices.npu.cache import NpuKV, widened
+from services.decoder.devices.npu.attention import tiled_attention
+from services.decoder.devices.npu.attention.cache import NpuKV, widened
+from services.decoder.devices.npu.attention.fused_attention import padded_size
+from services.decoder.devices.npu.attention.tiled_attention import NZ, TILE, divided
 from services.decoder.devices.npu.forms import Form, Heads
-from services.decoder.devices.npu.fused_attention import padded_size
 from services.decoder.devices.npu.ops import NpuOps
-from services.decoder.devices.npu.tiled_attention import NZ, TILE, divided
 from services.decoder.devices.npu.trials.telling_batch import TellingBatch
+from services.decoder.devices.npu.weights import tiled_weights
 from services.decoder.steps.attention_meta import AttnMeta, KVSpec, PagedKV
 from shared.errors import InvalidRequest
 

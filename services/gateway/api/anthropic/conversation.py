@@ -6,8 +6,8 @@ from services.gateway.api.anthropic.schema import Block, CountBody, Source, Turn
 from services.gateway.decoding.bounds import text, wrong
 from services.gateway.reading.calls.earlier import Called, read_call_id, read_calls
 from services.gateway.reading.conversation import check_sizes
-from services.gateway.reading.media import read_image_base64, read_image_url
-from services.gateway.reading.unsupported import is_off, unsupported
+from services.gateway.reading.fields.unsupported import is_off, unsupported
+from services.gateway.reading.media.media import read_image_base64, read_image_url
 from tessera.preprocess.v1.preprocess_pb2 import Conversation, Media, Message
 
 _LONGEST_SIGNATURE = 1 << 16

@@ -10,7 +10,7 @@ from services.gateway.api.anthropic.version import check_version
 from services.gateway.decoding.decode import decode, off_loop
 from services.gateway.http.exchange import BodyLimits, Exchange
 from services.gateway.model.served_model import ServedModel
-from services.gateway.reading.data_urls import serialized
+from services.gateway.reading.media.data_urls import serialized
 from services.gateway.reading.short_prompts import is_short
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest
 

@@ -4,7 +4,7 @@ import msgspec
 
 from services.gateway.api.batches.schema import BatchObject, Counts, Problems
 from services.gateway.decoding.typed import decoder_of
-from shared.queue.batch_store import StoredBatch
+from shared.queue.stores.batch_store import StoredBatch
 
 _ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
 

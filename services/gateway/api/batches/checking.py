@@ -8,7 +8,7 @@ from services.gateway.api.batches.lines import RawLine, custom_id_of, read_line
 from services.gateway.api.batches.results import problem_of, unanswered
 from services.gateway.api.batches.schema import Problem
 from shared.errors import InvalidRequest
-from shared.queue.batch_store import FAILED, BatchStore, StoredBatch
+from shared.queue.stores.batch_store import FAILED, BatchStore, StoredBatch
 
 _MOST_PROBLEMS = 100
 

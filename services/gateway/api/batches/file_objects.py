@@ -1,7 +1,7 @@
 """Files as OpenAI's clients read them."""
 
 from services.gateway.api.batches.schema import FileObject
-from shared.queue.file_store import StoredFile
+from shared.queue.stores.file_store import StoredFile
 
 
 def file_object(file: StoredFile) -> FileObject:

@@ -9,7 +9,7 @@ from services.gateway.api.batches.schema import Deleted, FilePage
 from services.gateway.decoding.bounds import text, wrong
 from services.gateway.http.exchange import Exchange
 from shared.errors import NotFound
-from shared.queue.file_store import FileStore, StoredFile
+from shared.queue.stores.file_store import FileStore, StoredFile
 
 _PATH = "/v1/files/"
 _USUAL, _MOST = 1000, 10_000

@@ -17,8 +17,8 @@ from services.gateway.decoding.decode import decode, off_loop
 from services.gateway.http.exchange import BodyLimits, Exchange
 from services.gateway.http.inner_calls import InnerCalls
 from shared.errors import NotFound
-from shared.queue.batch_store import BatchStore, StoredBatch, new_batch_id
-from shared.queue.file_store import new_file_id
+from shared.queue.stores.batch_store import BatchStore, StoredBatch, new_batch_id
+from shared.queue.stores.file_store import new_file_id
 
 _PATH = "/v1/batches/"
 _USUAL, _MOST = 20, 100

@@ -11,7 +11,7 @@ from services.gateway.http.inner_calls import InnerCall, InnerReply
 from shared.errors import NotFound, ServingError, Unavailable
 from shared.net import tasks
 from shared.net.backoff import Backoff
-from shared.queue.batch_store import COMPLETED, FAILED, StoredBatch
+from shared.queue.stores.batch_store import COMPLETED, FAILED, StoredBatch
 
 # Until a successor has found the batch, its requests go on.
 _KEEP_S = b"120"

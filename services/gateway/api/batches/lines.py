@@ -11,7 +11,7 @@ from services.gateway.decoding.bounds import wrong
 from services.gateway.decoding.decode import decode, in_thread, is_large, off_loop
 from services.gateway.slices import Slices
 from shared.errors import InvalidRequest, NotFound
-from shared.queue.file_store import FileStore
+from shared.queue.stores.file_store import FileStore
 
 _MOST_LINES = 50_000
 # With empty ones.

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 from services.gateway.api.batches.uploads import OUTPUT
 from shared.errors import Unavailable
-from shared.queue.batch_store import BatchStore, StoredBatch
-from shared.queue.file_store import PIECE_BYTES, FileStore
+from shared.queue.stores.batch_store import BatchStore, StoredBatch
+from shared.queue.stores.file_store import PIECE_BYTES, FileStore
 
 # Results that are read at once, and that stand in one piece.
 _AT_ONCE = 8

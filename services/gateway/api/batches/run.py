@@ -16,8 +16,8 @@ from services.gateway.api.batches.schema import Problem, Problems
 from services.gateway.api.parts import Parts
 from shared.errors import InvalidRequest, NotFound
 from shared.net import tasks
-from shared.queue.batch_store import FAILED, StoredBatch
-from shared.queue.file_store import StoredFile
+from shared.queue.stores.batch_store import FAILED, StoredBatch
+from shared.queue.stores.file_store import StoredFile
 
 log = structlog.get_logger(__name__)
 

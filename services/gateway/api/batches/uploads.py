@@ -16,7 +16,7 @@ from services.gateway.http.exchange import Exchange
 from services.gateway.lasting_work import LastingWork
 from services.gateway.slices import Slices
 from shared.errors import Unavailable
-from shared.queue.file_store import PIECE_BYTES, FileStore, StoredFile, new_file_id
+from shared.queue.stores.file_store import PIECE_BYTES, FileStore, StoredFile, new_file_id
 
 INPUT = "batch"
 OUTPUT = "batch_output"

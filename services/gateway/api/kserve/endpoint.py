@@ -27,7 +27,7 @@ from services.gateway.http.endpoint import ReplyForm, Route
 from services.gateway.http.exchange import Exchange
 from services.gateway.http.forms import ErrorReply
 from services.gateway.http.streams import write_stream
-from services.gateway.reading.data_urls import DecodedBody, InlineMedia, decode_with_media
+from services.gateway.reading.media.data_urls import DecodedBody, InlineMedia, decode_with_media
 from services.gateway.reading.prompt_parts import media_urls
 from services.gateway.reading.valid_request import ValidRequest
 from shared.errors import ServingError

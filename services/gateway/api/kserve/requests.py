@@ -11,12 +11,12 @@ from services.gateway.decoding.bounds import text, wrong
 from services.gateway.decoding.decode import decode
 from services.gateway.decoding.typed import decoder_of
 from services.gateway.model.served_model import ServedModel
-from services.gateway.reading.field_names import fields_named
+from services.gateway.reading.fields.field_names import fields_named
+from services.gateway.reading.fields.unsupported import unsupported
 from services.gateway.reading.generation import Prompt, ids_prompt, read_generation
-from services.gateway.reading.media import read_image_bytes
+from services.gateway.reading.media.media import read_image_bytes
 from services.gateway.reading.options import GenerationOptions
 from services.gateway.reading.prompt_parts import image_part, parts_prompt, read_prompt
-from services.gateway.reading.unsupported import unsupported
 from services.gateway.reading.valid_request import ValidRequest
 from shared.errors import InvalidRequest
 from tessera.preprocess.v1.preprocess_pb2 import Part

@@ -31,7 +31,7 @@ from services.gateway.http.endpoint import ReplyForm, Route
 from services.gateway.http.exchange import Exchange
 from services.gateway.http.forms import ErrorReply
 from services.gateway.http.streams import write_stream
-from services.gateway.reading.data_urls import DecodedBody, decode_with_media, serialized
+from services.gateway.reading.media.data_urls import DecodedBody, decode_with_media, serialized
 from services.gateway.reading.prompt_parts import media_urls
 from services.gateway.reading.short_prompts import is_short
 from services.gateway.reading.valid_request import ValidRequest

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from services.gateway.api.mindie.schema import InferRequest, Parameters
 from services.gateway.decoding.bounds import wrong
 from services.gateway.model.served_model import ServedModel
-from services.gateway.reading.field_names import fields_named
+from services.gateway.reading.fields.field_names import fields_named
+from services.gateway.reading.fields.unsupported import unsupported
 from services.gateway.reading.generation import (
     Prompt,
     check_adapter,
@@ -14,7 +15,6 @@ from services.gateway.reading.generation import (
 )
 from services.gateway.reading.options import GenerationOptions
 from services.gateway.reading.prompt_parts import read_prompt
-from services.gateway.reading.unsupported import unsupported
 from services.gateway.reading.valid_request import ValidRequest
 from tessera.scheduler.v1.queue_pb2 import ReplyKind
 

@@ -15,7 +15,7 @@ from services.gateway.decoding.decode import decode
 from services.gateway.http.exchange import Exchange
 from services.gateway.model.pooled_model import Task
 from services.gateway.reading.generation import Prompt
-from services.gateway.reading.pooled import (
+from services.gateway.reading.pooling.pooled import (
     PooledFields,
     read_dimensions,
     read_inputs,

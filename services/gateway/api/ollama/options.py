@@ -6,9 +6,9 @@ from services.gateway.api.ollama.schema import GeneratingBody, Options
 from services.gateway.decoding.bounds import whole, wrong
 from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.constraint import Constraint
+from services.gateway.reading.fields.unsupported import is_off, unsupported
 from services.gateway.reading.options import GenerationOptions
 from services.gateway.reading.structured.spellings import any_object, checked
-from services.gateway.reading.unsupported import is_off, unsupported
 from shared.errors import NotFound
 from shared.lora.modules import BASE
 

@@ -7,15 +7,15 @@ from services.gateway.api.ollama.schema import ChatBody, GenerateBody, Generatin
 from services.gateway.decoding.bounds import wrong
 from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.conversation import check_sizes, read_role
+from services.gateway.reading.fields.unsupported import is_off, unsupported
 from services.gateway.reading.generation import (
     Prompt,
     conversation_prompt,
     read_generation,
     text_prompt,
 )
-from services.gateway.reading.media import read_image_base64
+from services.gateway.reading.media.media import read_image_base64
 from services.gateway.reading.options import GenerationOptions
-from services.gateway.reading.unsupported import is_off, unsupported
 from services.gateway.reading.valid_request import ValidRequest
 from tessera.preprocess.v1.preprocess_pb2 import Message, PrepareRequest
 from tessera.scheduler.v1.queue_pb2 import ReplyKind

@@ -18,7 +18,7 @@ from services.gateway.api.openai.whole import whole
 from services.gateway.following.answer import Answer
 from services.gateway.http.exchange import Exchange
 from services.gateway.http.streams import write_stream
-from services.gateway.reading.data_urls import decode_with_media
+from services.gateway.reading.media.data_urls import decode_with_media
 from services.gateway.reading.valid_request import ValidRequest
 from shared.net import tasks
 

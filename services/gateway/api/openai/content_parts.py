@@ -2,7 +2,7 @@
 
 from services.gateway.api.openai.schema import ContentPart, MediaUrl
 from services.gateway.decoding.bounds import number, wrong
-from services.gateway.reading.media import (
+from services.gateway.reading.media.media import (
     check_item_name,
     named_image,
     named_video,

@@ -10,8 +10,8 @@ import msgspec
 from services.gateway.api.openai.schema import ChatMessage
 from services.gateway.decoding.about import about
 from services.gateway.decoding.decode import Whole
-from services.gateway.reading.pooled import Inputs, PooledFields
-from services.gateway.reading.scored_texts import TextPairFields
+from services.gateway.reading.pooling.pooled import Inputs, PooledFields
+from services.gateway.reading.pooling.scored_texts import TextPairFields
 
 _NONE = msgspec.Raw()
 

@@ -27,6 +27,8 @@ from services.gateway.reading.calls.tools import (
 )
 from services.gateway.reading.conversation import check_sizes, read_role
 from services.gateway.reading.copied_lists import check_copies, check_form_copies
+from services.gateway.reading.fields.json_field import object_text
+from services.gateway.reading.fields.unsupported import is_off, unsupported
 from services.gateway.reading.generation import (
     Prompt,
     conversation_prompt,
@@ -35,10 +37,8 @@ from services.gateway.reading.generation import (
     read_generation,
     text_prompt,
 )
-from services.gateway.reading.json_field import object_text
 from services.gateway.reading.logprob_fields import chat_logprobs, completion_logprobs
 from services.gateway.reading.prompt_parts import marked_prompt
-from services.gateway.reading.unsupported import is_off, unsupported
 from services.gateway.reading.valid_request import ValidRequest
 from shared.artifacts.mindie_shm import LARGEST_CODE, NAMES_FIELD
 from tessera.preprocess.v1.preprocess_pb2 import Message, PrepareRequest

@@ -11,8 +11,8 @@ from services.gateway.decoding.bounds import at_most, whole, wrong
 from services.gateway.decoding.decode import decode
 from services.gateway.http.exchange import Exchange
 from services.gateway.model.pooled_model import Task
-from services.gateway.reading.pooled import MOST_INPUTS, texts_of
-from services.gateway.reading.scored_texts import (
+from services.gateway.reading.pooling.pooled import MOST_INPUTS, texts_of
+from services.gateway.reading.pooling.scored_texts import (
     ScoredTexts,
     TextPairFields,
     Texts,

@@ -22,11 +22,11 @@ from services.gateway.decoding.decode import decode, off_loop
 from services.gateway.http.exchange import BodyLimits, Exchange
 from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.calls.tools import read_tools, refuse_tools
-from services.gateway.reading.data_urls import serialized
+from services.gateway.reading.fields.unsupported import is_off, refuse_unsupported
 from services.gateway.reading.generation import check_model, read_window
-from services.gateway.reading.media_options import read_media_options
+from services.gateway.reading.media.data_urls import serialized
+from services.gateway.reading.media.media_options import read_media_options
 from services.gateway.reading.short_prompts import is_short
-from services.gateway.reading.unsupported import is_off, refuse_unsupported
 from services.gateway.slices import Slices
 from shared.artifacts.mindie_shm import NAMES_FIELD
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest

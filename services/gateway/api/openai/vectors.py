@@ -20,10 +20,10 @@ from services.gateway.decoding.bounds import wrong
 from services.gateway.http.exchange import Exchange
 from services.gateway.model.pooled_model import Floats, PooledModel, Task
 from services.gateway.reading.calls.tools import read_tools
-from services.gateway.reading.data_urls import InlineMedia, decode_with_media
 from services.gateway.reading.generation import Prompt, conversation_prompt
-from services.gateway.reading.media_options import read_media_options
-from services.gateway.reading.pooled import (
+from services.gateway.reading.media.data_urls import InlineMedia, decode_with_media
+from services.gateway.reading.media.media_options import read_media_options
+from services.gateway.reading.pooling.pooled import (
     finishing,
     read_inputs,
     read_pooled_prompt,

@@ -8,8 +8,8 @@ from services.gateway.api.responses.schema import ContentPart, Item
 from services.gateway.decoding.bounds import at_most, text, wrong
 from services.gateway.decoding.list_limits import LONGEST_TOOL_NAME, MOST_MESSAGES, MOST_PARTS
 from services.gateway.reading.calls.earlier import Called, read_call_id, read_calls
-from services.gateway.reading.media import read_image_url
-from services.gateway.reading.unsupported import is_off
+from services.gateway.reading.fields.unsupported import is_off
+from services.gateway.reading.media.media import read_image_url
 from shared.prompts.roles import for_older_templates
 from tessera.preprocess.v1.preprocess_pb2 import Conversation, Media, Message
 

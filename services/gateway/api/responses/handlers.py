@@ -11,7 +11,7 @@ from services.gateway.decoding.bounds import text, wrong
 from services.gateway.http.exchange import Exchange
 from services.gateway.http.streams import write_stream
 from shared.errors import NotFound
-from shared.queue.response_store import KeptResponse
+from shared.queue.stores.response_store import KeptResponse
 
 _PATH = "/v1/responses/"
 _LONGEST_USER = 512

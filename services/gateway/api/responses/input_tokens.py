@@ -10,7 +10,7 @@ from services.gateway.api.responses.kept import KeptResponses
 from services.gateway.api.responses.schema import InputTokens
 from services.gateway.decoding.decode import off_loop
 from services.gateway.http.exchange import BodyLimits, Exchange
-from services.gateway.reading.data_urls import serialized
+from services.gateway.reading.media.data_urls import serialized
 
 
 class CountInput:

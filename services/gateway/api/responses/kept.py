@@ -24,7 +24,7 @@ from services.gateway.api.responses.response import (
 from services.gateway.following.answer import Answer
 from services.gateway.lasting_work import LastingWork
 from shared.errors import Cancelled, InvalidRequest, NotFound, ServingError, Unavailable
-from shared.queue.response_store import KeptResponse, ResponseStore
+from shared.queue.stores.response_store import KeptResponse, ResponseStore
 
 _NAME = re.compile(rf"(?:{ID_PREFIX})?(r_[0-9a-f]{{8}}_[0-9a-f]{{32}})")
 _LONGEST_CHAIN = 1024

@@ -12,10 +12,10 @@ from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.calls.divided import divided
 from services.gateway.reading.calls.tools import EFFORTS
 from services.gateway.reading.constraint import Constraint
+from services.gateway.reading.fields.unsupported import unsupported
 from services.gateway.reading.generation import conversation_prompt, read_generation
 from services.gateway.reading.options import GenerationOptions
 from services.gateway.reading.structured.spellings import any_object, checked
-from services.gateway.reading.unsupported import unsupported
 from services.gateway.reading.valid_request import ValidRequest
 from tessera.preprocess.v1.preprocess_pb2 import Conversation, PrepareRequest
 from tessera.scheduler.v1.queue_pb2 import ReplyKind

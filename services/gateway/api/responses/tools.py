@@ -10,7 +10,7 @@ from services.gateway.decoding.bounds import text, wrong
 from services.gateway.decoding.list_limits import LONGEST_TOOL_NAME, LONGEST_TOOLS
 from services.gateway.model.output_forms import OutputForms
 from services.gateway.reading.calls.tools import Tools, offered
-from services.gateway.reading.unsupported import unsupported
+from services.gateway.reading.fields.unsupported import unsupported
 from shared.errors import InvalidRequest
 
 _FIELDS = frozenset({"type", "name", "description", "parameters", "strict"})

@@ -8,8 +8,8 @@ from services.gateway.decoding.bounds import wrong
 from services.gateway.decoding.list_limits import LONGEST_TEMPLATE_KWARGS, MOST_FRAMES
 from services.gateway.reading.calls.earlier import Called, read_call_id, read_calls
 from services.gateway.reading.conversation import check_sizes, read_role
-from services.gateway.reading.json_field import object_text
-from services.gateway.reading.media import (
+from services.gateway.reading.fields.json_field import object_text
+from services.gateway.reading.media.media import (
     check_item_name,
     named_image,
     named_video,

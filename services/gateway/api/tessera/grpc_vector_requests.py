@@ -5,12 +5,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.gateway.api.pooling import Pooling
-from services.gateway.api.tessera.grpc_conversation import read_conversation
+from services.gateway.api.tessera.grpc_conversation import as_raw, read_conversation
 from services.gateway.decoding.bounds import at_most, whole, wrong
 from services.gateway.model.pooled_model import Floats, Task
 from services.gateway.reading.generation import Prompt, conversation_prompt
+from services.gateway.reading.media.media_options import MediaFields, read_media_options
 from services.gateway.reading.options import GenerationOptions
-from services.gateway.reading.pooled import (
+from services.gateway.reading.pooling.pooled import (
     MOST_INPUTS,
     PooledFields,
     finishing,
@@ -20,7 +21,7 @@ from services.gateway.reading.pooled import (
     read_task,
     require_messages_alone,
 )
-from services.gateway.reading.scored_texts import ScoredTexts, TextPairFields, read_texts
+from services.gateway.reading.pooling.scored_texts import ScoredTexts, TextPairFields, read_texts
 from services.gateway.reading.valid_request import ValidRequest
 from tessera.gateway.v1.vectors_pb2 import PoolInput, PoolRequest, RerankRequest, ScoreRequest
 from tessera.preprocess.v1.preprocess_pb2 import PrepareRequest
@@ -54,7 +55,13 @@ def read_pool(request: PoolRequest, pooling: Pooling) -> tuple[Inputs, Generatio
                 "add_generation_prompt",
                 "cannot be true beside continue_final_message: the last message is gone on with",
             )
-        prompts = [conversation_prompt(PrepareRequest(conversation=conversation), model)]
+        prepare = PrepareRequest(conversation=conversation)
+        media = MediaFields(
+            mm_processor_kwargs=as_raw(request.mm_processor_kwargs_json),
+            media_io_kwargs=as_raw(request.media_io_kwargs_json),
+        )
+        read_media_options(media, prepare)
+        prompts = [conversation_prompt(prepare, model)]
         fields = ["messages"]
     else:
         at_most("input", len(request.input), MOST_INPUTS)

@@ -12,7 +12,7 @@ from services.gateway.api.grpc_pooling import GrpcPooling
 from services.gateway.api.pooling import PooledPrompt, Pooling
 from services.gateway.api.tessera.grpc_vector_requests import read_pool, read_rerank, read_score
 from services.gateway.reading.options import GenerationOptions
-from services.gateway.reading.scored_texts import ScoredTexts, ranked
+from services.gateway.reading.pooling.scored_texts import ScoredTexts, ranked
 from tessera.gateway.v1 import vectors_pb2_grpc
 from tessera.gateway.v1.vectors_pb2 import (
     PoolEvent,

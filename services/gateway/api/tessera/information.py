@@ -9,8 +9,8 @@ from services.gateway.health import Health
 from services.gateway.http.exchange import Exchange
 from services.gateway.model.served_model import ServedModel
 from services.gateway.release import release
-from services.gateway.telemetry.metrics import Metrics
-from services.gateway.telemetry.reporter import Reporter
+from services.gateway.telemetry.metrics.metrics import Metrics
+from services.gateway.telemetry.metrics.reporter import Reporter
 from services.gateway.telemetry.system_state import SystemState
 
 

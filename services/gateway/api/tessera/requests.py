@@ -8,8 +8,8 @@ from services.gateway.api.tessera.request_status import status_body
 from services.gateway.http.endpoint import MakeWriter
 from services.gateway.http.exchange import Exchange
 from services.gateway.http.streams import write_stream
-from services.gateway.telemetry.request_timeline import RequestTimeline
-from services.gateway.telemetry.request_timelines import RequestTimelines
+from services.gateway.telemetry.traces.request_timeline import RequestTimeline
+from services.gateway.telemetry.traces.request_timelines import RequestTimelines
 from shared.errors import InvalidRequest, NotFound
 from shared.telemetry.request_names import is_our_name
 

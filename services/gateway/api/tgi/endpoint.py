@@ -19,7 +19,7 @@ from services.gateway.http.endpoint import ReplyForm, Route
 from services.gateway.http.exchange import Exchange
 from services.gateway.http.forms import ErrorReply
 from services.gateway.model.served_model import ServedModel
-from services.gateway.reading.data_urls import DecodedBody, decode_with_media
+from services.gateway.reading.media.data_urls import DecodedBody, decode_with_media
 from services.gateway.reading.sampling.sampling import MOST_STOPS
 from services.gateway.reading.valid_request import ValidRequest
 from services.gateway.release import release

@@ -7,11 +7,11 @@ from services.gateway.api.tgi.markdown_images import split_at_images
 from services.gateway.api.tgi.schema import GenerateRequest, Parameters
 from services.gateway.decoding.bounds import wrong
 from services.gateway.model.served_model import ServedModel
-from services.gateway.reading.field_names import fields_named
+from services.gateway.reading.fields.field_names import fields_named
+from services.gateway.reading.fields.unsupported import is_off, unsupported
 from services.gateway.reading.generation import Prompt, check_adapter, read_generation
 from services.gateway.reading.options import GenerationOptions
 from services.gateway.reading.prompt_parts import image_part, media_urls, parts_prompt, read_prompt
-from services.gateway.reading.unsupported import is_off, unsupported
 from services.gateway.reading.valid_request import ValidRequest
 from tessera.preprocess.v1.preprocess_pb2 import Part
 from tessera.scheduler.v1.queue_pb2 import ReplyKind

@@ -29,10 +29,10 @@ from services.gateway.http.exchange import Exchange
 from services.gateway.http.forms import ErrorReply
 from services.gateway.http.streams import write_stream
 from services.gateway.reading.calls.tools import refuse_tools
-from services.gateway.reading.data_urls import DecodedBody, decode_with_media
+from services.gateway.reading.fields.unsupported import unsupported
 from services.gateway.reading.generation import read_generation
+from services.gateway.reading.media.data_urls import DecodedBody, decode_with_media
 from services.gateway.reading.prompt_parts import media_urls, read_prompt
-from services.gateway.reading.unsupported import unsupported
 from services.gateway.reading.valid_request import ValidRequest
 from shared.errors import ServingError
 from tessera.scheduler.v1.queue_pb2 import ReplyKind

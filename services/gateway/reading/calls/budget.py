@@ -2,9 +2,9 @@
 
 from services.gateway.decoding.bounds import whole
 from services.gateway.model.served_model import ServedModel
+from services.gateway.reading.fields.unsupported import unsupported
 from services.gateway.reading.generation import check_form
 from services.gateway.reading.options import GenerationOptions
-from services.gateway.reading.unsupported import unsupported
 from services.gateway.reading.valid_request import ValidRequest
 from shared.errors import InvalidRequest
 from shared.output_format.table import ReasoningFormat

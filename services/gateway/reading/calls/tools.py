@@ -16,8 +16,8 @@ from services.gateway.decoding.list_limits import (
     LONGEST_TOOLS,
 )
 from services.gateway.model.output_forms import OutputForms
-from services.gateway.reading.media_options import MediaFields
-from services.gateway.reading.unsupported import is_off, unsupported
+from services.gateway.reading.fields.unsupported import is_off, unsupported
+from services.gateway.reading.media.media_options import MediaFields
 from shared.errors import InvalidRequest
 from shared.output_format.grammar import has_grammar
 from tessera.preprocess.v1.preprocess_pb2 import Conversation

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from services.vision_encoder.devices.base.device import Device
-from shared.torch_device import accelerator_memory
+from shared.hardware.torch_device import accelerator_memory
 
 _ALIGNMENT = 64  # bytes: where each tensor begins in an upload
 # Of a device's memory, for workspaces of operators that torch does not count.

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from services.vision_encoder.devices.base.ops import TowerOps
 from shared.checkpoint.folder import Checkpoint
-from shared.devices import require_dtype
+from shared.hardware.devices import require_dtype
 
 
 class Device(ABC):
     """One device, as the process that encodes on it uses it; `ops` are the operations of towers there."""
 
-    name: ClassVar[str]  # in `shared.devices`
+    name: ClassVar[str]  # in `shared.hardware.devices`
     default_batch_patches: ClassVar[int]  # that a tower takes at a time
 
     def __init__(self, dtype: torch.dtype, threads: int = 1) -> None:

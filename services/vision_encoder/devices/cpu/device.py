@@ -12,7 +12,7 @@ from services.vision_encoder.devices.cpu.ops import KernelOps
 from shared import numerics
 from shared.cpu_kernels.binding import load_kernels
 from shared.cpu_kernels.packed_linear import TYPES
-from shared.torch_device import process_memory, torch_arithmetic
+from shared.hardware.torch_device import process_memory, torch_arithmetic
 
 log = structlog.get_logger(__name__)
 

@@ -12,8 +12,8 @@ import torch_npu
 from services.vision_encoder.devices.npu.check_cases import Cases
 from services.vision_encoder.devices.npu.device import NpuDevice
 from services.vision_encoder.devices.npu.ops import NpuOps
-from shared.ascend import is_310p
-from shared.operation_check import Result, print_results, try_case
+from shared.hardware.ascend import is_310p
+from shared.hardware.operation_check import Result, print_results, try_case
 
 
 def results(dtypes: tuple[torch.dtype, ...]) -> Iterator[Result]:

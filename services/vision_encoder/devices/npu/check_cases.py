@@ -9,7 +9,7 @@ from torch import Tensor
 from services.vision_encoder.devices.base.ops import Norm, Rotation, TowerOps
 from services.vision_encoder.devices.npu.ops import NpuOps
 from shared.artifacts.pixel_scaling import PixelScaling
-from shared.operation_check import Case
+from shared.hardware.operation_check import Case
 from shared.weights.linear_weight import in_memory
 
 _HEADS = ((4, 32), (16, 64), (16, 72), (16, 80), (16, 88), (8, 128))  # and their size

@@ -10,7 +10,7 @@ from services.vision_encoder.devices.base.ops import TowerOps
 from services.vision_encoder.devices.npu.ops import NpuOps
 from services.vision_encoder.devices.npu.ops_310p import Npu310POps
 from shared import numerics
-from shared.ascend import is_310p, npu_name
+from shared.hardware.ascend import is_310p, npu_name
 
 
 class NpuDevice(Accelerator):

@@ -13,10 +13,10 @@ _310P = (
     "decoder/test_310p.py::test_every_operation_is_right",
     "decoder/test_310p.py::test_attention_is_the_references_by_whatever_kernel",
 )
-_fused = partial(Break, file=f"{DECODER}/devices/npu/fused_attention.py")
+_fused = partial(Break, file=f"{DECODER}/devices/npu/attention/fused_attention.py")
 _call = partial(Break, file=f"{DECODER}/devices/npu/attention_call.py")
 _ops = partial(Break, file=f"{DECODER}/devices/npu/ops.py")
-_tiled = partial(Break, file=f"{DECODER}/devices/npu/tiled_attention.py")
+_tiled = partial(Break, file=f"{DECODER}/devices/npu/attention/tiled_attention.py")
 _telling = partial(Break, file=f"{DECODER}/devices/npu/trials/telling_batch.py")
 _V1 = """            num_heads=q.shape[-2],
             num_key_value_heads=num_kv,

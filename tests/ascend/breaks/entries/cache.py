@@ -14,7 +14,7 @@ _MOVED = (
     "decoder/test_ops.py::test_blocks_are_moved_wherever_they_go",
 )
 _ops = partial(Break, file=f"{DECODER}/devices/npu/ops.py")
-_cache = partial(Break, file=f"{DECODER}/devices/npu/cache.py")
+_cache = partial(Break, file=f"{DECODER}/devices/npu/attention/cache.py")
 _310p = partial(Break, file=f"{DECODER}/devices/npu/ops_310p.py")
 
 BREAKS = [

@@ -21,8 +21,8 @@ _BYTES = (
     "decoder/test_served_cache.py::test_a_cache_of_codes_has_another_fingerprint_and_more_tokens",
 )
 _ops = partial(Break, file=f"{DECODER}/devices/npu/ops.py")
-_cache = partial(Break, file=f"{DECODER}/devices/npu/coded_cache.py")
-_attention = partial(Break, file=f"{DECODER}/devices/npu/coded_attention.py")
+_cache = partial(Break, file=f"{DECODER}/devices/npu/attention/coded_cache.py")
+_attention = partial(Break, file=f"{DECODER}/devices/npu/attention/coded_attention.py")
 _telling = partial(Break, file=f"{DECODER}/devices/npu/trials/telling_rows.py")
 
 BREAKS = [

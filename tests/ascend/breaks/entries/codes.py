@@ -27,7 +27,7 @@ _OTHER_STEPS = (
 _NARROW = (
     "decoder/test_ascend_checkpoints.py::test_codes_of_4_bits_are_packed_with_the_scales_of_their_groups",
 )
-_linear = partial(Break, file=f"{DECODER}/devices/npu/coded_linear.py")
+_linear = partial(Break, file=f"{DECODER}/devices/npu/weights/coded_linear.py")
 _telling = partial(Break, file=f"{DECODER}/devices/npu/trials/telling_codes.py")
 _reader = partial(Break, file="shared/weights/readers/ascend.py")
 _ops = partial(Break, file=f"{DECODER}/devices/npu/ops.py")

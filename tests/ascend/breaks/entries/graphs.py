@@ -153,6 +153,14 @@ BREAKS = [
         ),
     ),
     _loading(
+        reason="layers with windows over codes are captured",
+        old="    if not device.graphs_take_coded_windows and any",
+        new="    if False and any",
+        tests=(
+            "decoder/test_served_cache.py::test_layers_with_windows_over_codes_have_no_graphs[on-warning]",
+        ),
+    ),
+    _loading(
         reason="the memory of graphs does not count",
         old="    return most + sum(sizes) * each_row\n",
         new="    return 0\n",

@@ -34,7 +34,7 @@ BREAKS = [
     ),
     Break(
         reason="blocks of the host are not pinned",
-        file=f"{DECODER}/devices/npu/cache.py",
+        file=f"{DECODER}/devices/npu/attention/cache.py",
         old="torch.zeros(shape, dtype=dtype, pin_memory=True)",
         new="torch.zeros(shape, dtype=dtype)",
         tests=_BLOCKS,

@@ -10,7 +10,7 @@ from services.decoder.devices.base.adapters import LinearPlace, Segment
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.devices.npu.device import NpuDevice
 from services.decoder.steps.attention_meta import KVSpec, PagedKV
-from shared.operation_check import Case
+from shared.hardware.operation_check import Case
 from shared.weights.linear_weight import in_memory
 
 _TOKENS = (1, 48, 2176)  # the last as many as a step has, unless another number is given

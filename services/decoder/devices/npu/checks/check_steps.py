@@ -10,14 +10,14 @@ from torch import Tensor
 
 from services.decoder.devices.base.graphs import Graphs
 from services.decoder.devices.base.ops import BaseOps
-from services.decoder.devices.npu.coded_cache import CodedKV
+from services.decoder.devices.npu.attention.coded_cache import CodedKV
 from services.decoder.devices.npu.device import NpuDevice
 from services.decoder.devices.npu.trials.telling_batch import TellingBatch
 from services.decoder.sampling.device_sampler import Draws, draw, largest
 from services.decoder.sampling.truncation import Truncation
 from services.decoder.steps.attention_meta import KVSpec, PagedKV
 from services.decoder.steps.step import Step
-from shared.operation_check import Case
+from shared.hardware.operation_check import Case
 
 # Heads of queries, of keys, and the size of each: one head of keys is what a rank of several may have.
 _LONG_HEADS = ((4, 2, 128), (4, 1, 128))

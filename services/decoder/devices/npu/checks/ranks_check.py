@@ -17,9 +17,9 @@ from services.decoder.devices.npu.device import NpuDevice
 from services.decoder.devices.npu.errors import explain
 from services.decoder.ranks.rank_group import RankGroup, connect, disconnect
 from services.decoder.ranks.share import Share
-from shared.ascend import ENVIRONMENT
 from shared.child_process.die_with_parent import die_with_parent
-from shared.operation_check import Case, Result, print_results, read_result, try_case
+from shared.hardware.ascend import ENVIRONMENT
+from shared.hardware.operation_check import Case, Result, print_results, read_result, try_case
 from shared.settings import (
     VISIBLE_NPUS,
     child_environment,

@@ -18,7 +18,7 @@ import torch_npu
 
 from services.decoder.devices.npu.errors import find_cause
 from services.decoder.devices.npu.forms import Asked, Form, Trial
-from shared.ascend import installation, npu_name
+from shared.hardware.ascend import installation, npu_name
 from shared.settings import cache_home
 
 _DIGEST_BYTES = 16

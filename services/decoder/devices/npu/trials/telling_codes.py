@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from services.decoder.devices.npu import coded_linear
 from services.decoder.devices.npu.forms import Coded, Form
+from services.decoder.devices.npu.weights import coded_linear
 from shared.weights.linear_weight import as_codes
 from shared.weights.quantized_weight import QuantizedWeight
 

@@ -1,0 +1,1 @@
+"""Keys and values of a layer as NPUs have them, and attention to them."""

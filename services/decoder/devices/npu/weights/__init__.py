@@ -1,0 +1,1 @@
+"""Weights as NPUs multiply them: codes, tiles, and the experts of a layer."""

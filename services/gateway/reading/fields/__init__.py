@@ -1,0 +1,1 @@
+"""Single fields: their names in an API, and which are refused."""

@@ -1,0 +1,1 @@
+"""Prompts that become vectors or scores."""

@@ -1,0 +1,1 @@
+"""Timelines of requests, in words and as traces of OpenTelemetry."""

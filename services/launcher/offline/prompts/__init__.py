@@ -1,0 +1,1 @@
+"""What programs ask: prompts, media and adapters as bodies of requests."""

@@ -1,0 +1,1 @@
+"""Requests to the services, and their answers as they grow."""

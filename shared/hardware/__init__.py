@@ -1,0 +1,1 @@
+"""What this machine computes with: processors, devices and their memory."""
