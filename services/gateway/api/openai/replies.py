@@ -28,7 +28,8 @@ from shared.errors import ServingError
 from tessera.common.v1.ending_pb2 import Ending
 from tessera.scheduler.v1.queue_pb2 import ReplyKind, RequestSpec
 
-_COMPACT = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))  # `dumps` makes one for each call
+# `json.dumps` makes one for each call.
+_COMPACT = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 # Token ids that are written at once.
 _IDS = 4096
 _DONE = b"data: [DONE]\n\n"
