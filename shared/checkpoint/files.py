@@ -15,6 +15,7 @@ from shared.bounded_file import (
 )
 from shared.checkpoint.gguf.architecture import GgufModel
 from shared.checkpoint.gguf.header import read_header as read_gguf
+from shared.checkpoint.whole_tensors import find_fault
 from shared.errors import InvalidRequest
 from shared.text.tokenizer_formats.other_files import find_other
 
@@ -160,6 +161,8 @@ def _require_whole(path: Path) -> None:
     expected = 8 + len(head) + max(ends, default=0)
     if size < expected:
         raise _bad(f"{path} has {size} bytes of {expected}: download it again")
+    if fault := find_fault(entries, size - 8 - len(head)):
+        raise _bad(f"{path} cannot be used: {fault}: download it again")
 
 
 def read_header(path: Path) -> bytes:

@@ -183,6 +183,11 @@ class Checkpoint:
         weights = find_weights(self.folder)
         return weights is not None and weights.name == GGUF
 
+    @property
+    def origin(self) -> Path:
+        """What to call it in messages about its tensors: its folder, or the GGUF file that this was made of."""
+        return (self.folder / GGUF).resolve() if self.is_gguf else self.folder
+
     @cached_property
     def is_small(self) -> bool:
         """Fewer than 100 million parameters: quick in any type, and with one thread."""

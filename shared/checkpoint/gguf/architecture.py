@@ -144,7 +144,7 @@ class GgufModel:
         for name, shape in expected.items():
             stored = self.tensors.get(name)
             if stored is None:
-                raise self.header.refusal(f"it lacks {_stored_name(name)} {list(shape)}")
+                raise self.header.refusal(f"it lacks {stored_name(name)} {list(shape)}")
             if stored.shape != shape:
                 raise self.header.refusal(
                     f"the tensor {stored.name} is {list(stored.shape)}, and by its keys {list(shape)}"
@@ -292,8 +292,8 @@ class GgufModel:
         return self.header.refusal(f"{self._called}.{key} is {shown}")
 
 
-def _stored_name(name: str) -> str:
-    """As the file calls a tensor."""
+def stored_name(name: str) -> str:
+    """As a file calls a tensor, by its name in transformers."""
     for stored, known in _OTHERS.items():
         if known == name:
             return stored

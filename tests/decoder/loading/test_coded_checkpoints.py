@@ -156,6 +156,22 @@ def test_tensors_that_make_no_weight_are_refused_by_their_names(
         Llama.check_names(Checkpoint(folder))
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+@pytest.mark.parametrize("how", [WAYS[0], WAYS[2], WAYS[7], WAYS[11]], ids=str)
+def test_scales_that_are_no_numbers_are_refused_by_their_name(
+    tmp_path: Path, how: Coded, value: float
+) -> None:
+    folder = tmp_path / "coded"
+    write_coded(folder, make_checkpoint(tmp_path / "dense", "llama"), how)
+    tensors = load_file(folder / "model.safetensors")
+    name = next(n for n in (f"{LAYER}.scales", f"{LAYER}.weight_scale") if n in tensors)
+    tensors[name][1, 1] = value
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    values = {"model": folder, "device": "cpu", "kv_cache_memory_bytes": 4 << 20, "threads": 1}
+    with pytest.raises(InvalidRequest, match=rf"{name} cannot be used: .* no number, or infinite"):
+        load(DecoderSettings.model_validate(values))
+
+
 def test_layers_that_are_left_out_are_numbers(tmp_path: Path) -> None:
     dense = make_checkpoint(tmp_path / "dense", "llama")
     layers = write_coded(tmp_path / "coded", dense, WAYS[0])

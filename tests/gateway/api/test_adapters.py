@@ -150,7 +150,16 @@ async def test_a_name_gets_other_weights_only_where_that_is_asked_for(
 @pytest.mark.parametrize(
     "path",
     [
-        *("../outside", "/outside", "link", "files", "", ".", "absent", "fixed/adapter_config.json"),
+        *(
+            "../outside",
+            "/outside",
+            "link",
+            "files",
+            "",
+            ".",
+            "absent",
+            "fixed/adapter_config.json",
+        ),
         *("a" * 300, "a/" * 3000, "\0"),
     ],
 )
