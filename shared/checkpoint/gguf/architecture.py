@@ -71,15 +71,16 @@ class GgufModel:
 
     def __init__(self, header: GgufHeader) -> None:
         self.header = header
+        if (parts := header.metadata.get("split.count")) not in (None, 0, 1):
+            raise header.refusal(
+                f"split.count is {parts}: it is one of several files; make one of them, llama-gguf-split --merge"
+                " FIRST-OF-THEM.gguf WHOLE.gguf, and give that"
+            )
         name = header.metadata.get("general.architecture")
         if not isinstance(name, str) or name not in ARCHITECTURES:
             known = ", ".join(ARCHITECTURES)
             raise header.refusal(f"general.architecture is {cut(repr(name), 40)}; {known} are read")
         self._called, self._kind = name, ARCHITECTURES[name]
-        if (parts := header.metadata.get("split.count")) not in (None, 0, 1):
-            raise header.refusal(
-                f"split.count is {parts}: it is one of several files; make one of them with llama-gguf-split --merge"
-            )
         for key in _OTHER_MODELS:
             if header.metadata.get(f"{name}.{key}"):
                 raise header.refusal(f"{name}.{key} is not supported")
