@@ -1,5 +1,6 @@
 """Checkpoints whose layers are codes: AWQ, GPTQ and compressed-tensors."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,25 @@ def test_fields_that_are_not_read_are_refused_before_anything_is_loaded(
     edit_quantization(tmp_path / "coded", **changes)
     with pytest.raises(InvalidRequest, match=f"quantization_config.*{said}"):
         require_servable(tmp_path / "coded", **told)
+
+
+@pytest.mark.parametrize("how", [WAYS[0], WAYS[2], WAYS[7], WAYS[11]], ids=str)
+def test_codes_of_which_nothing_is_said_are_refused_before_anything_is_loaded(
+    tmp_path: Path, how: Coded
+) -> None:
+    folder = tmp_path / "coded"
+    write_coded(folder, make_checkpoint(tmp_path / "dense", "llama"), how)
+    config = json.loads((folder / "config.json").read_text())
+    told = config.pop("quantization_config")
+    (folder / "config.json").write_text(json.dumps(config))
+    check: dict[str, Any] = {"parts": Parts.WEIGHTS, "device": "cpu"}
+    with pytest.raises(InvalidRequest, match=r"_proj\.\w+ is of a quantized .*: use the config"):
+        require_servable(folder, **check)
+    (folder / "quantize_config.json").write_text(json.dumps(told))
+    with pytest.raises(InvalidRequest, match=r"quantize_config\.json says it as older tools did"):
+        require_servable(folder, **check)
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": told}))
+    require_servable(folder, **check)
 
 
 def removed(part: str) -> Callable[[dict[str, Tensor]], None]:
