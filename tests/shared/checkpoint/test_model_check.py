@@ -98,6 +98,15 @@ def unreadable(name: str) -> Change:
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 5\n"
 
 
+def indexed(folder: Path) -> None:
+    """By an index that names a tensor more than the file has."""
+    files = dict.fromkeys(
+        (*load_file(folder / "model.safetensors"), "more.weight"), "a.safetensors"
+    )
+    renamed("model.safetensors", "a.safetensors")(folder)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+
+
 def entry(name: str = "a", **changes: Any) -> Change:
     """A file of two tensors in which that of one says something else, or another one is added."""
 
@@ -188,6 +197,7 @@ def longer(folder: Path) -> None:
         (longer, "8 bytes follow its last tensor"),
         (sharded, "lacks 2 of 3 files that .* names: b.safetensors, c.safetensors"),
         (written("model.safetensors.index.json", "{}"), 'no "weight_map"'),
+        (indexed, "a.safetensors lacks more.weight, which model.safetensors.index.json says is in"),
     ],
 )
 def test_what_cannot_be_served_is_refused_with_the_reason(
