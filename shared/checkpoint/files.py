@@ -177,7 +177,7 @@ def _require_whole(path: Path) -> Collection[str]:
         raise _bad(f"{path} has {size} bytes of {expected}: download it again")
     if fault := find_fault(entries, size - 8 - len(head)):
         raise _bad(f"{path} cannot be used: {fault}: download it again")
-    return entries.keys()
+    return list(entries)
 
 
 def read_header(path: Path) -> bytes:
