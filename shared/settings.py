@@ -355,7 +355,8 @@ def default_model_name(model: Path) -> str:
     demo model has one of its own."""
     if model.resolve() == DEMO_MODEL.resolve():
         return "tessera-demo"
-    return hub_name(model) or model.resolve().name.removesuffix(_GGUF)
+    name = model.resolve().name
+    return hub_name(model) or (name[: -len(_GGUF)] if name.lower().endswith(_GGUF) else name)
 
 
 def hub_name(model: Path) -> str:
@@ -363,7 +364,7 @@ def hub_name(model: Path) -> str:
     folder, which goes first, and for a GGUF file.
     """
     name = model.as_posix()
-    is_name = _HUB_NAME.fullmatch(name) and not name.endswith(_GGUF)
+    is_name = _HUB_NAME.fullmatch(name) and not name.lower().endswith(_GGUF)
     return name if is_name and not model.exists() else ""
 
 

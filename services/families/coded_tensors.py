@@ -10,12 +10,17 @@ from shared.checkpoint.headers import HeaderFiles
 from shared.errors import InvalidRequest
 from shared.model_backends import ModelBackend
 from shared.model_config.decoder import DecoderConfig
-from shared.model_config.quantization import FLOAT8, read_stored_codes
+from shared.model_config.quantization import FLOAT8, quantization_said, read_stored_codes
 from shared.weights.layouts.layout import Layout
 from shared.weights.layouts.stored_layers import LAYOUTS, StoredLayers
 
 # Layers that are computed as one.
 _FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+# Tensors that codes have beside them, by the last part of their names, and files in which tools tell of these.
+_OF_CODES = frozenset(
+    ("qweight", "weight_packed", "weight_scale", "weight_scale_inv", "deq_scale", "absmax", "SCB")
+)
+_OF_TOOLS = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 _NUMBERED = re.compile(r"(.*\.)(\d+)(\.[^0-9]+)")
 _OF_BLOCKS = re.compile(r".*\.\d+\.(self_attn|mlp)\.(\w+)")
 
@@ -26,8 +31,11 @@ def coded_layers(checkpoint: Checkpoint, backend: ModelBackend) -> StoredLayers 
     if is_generic(registry.find_decoder(checkpoint, backend).decoder):
         return None
     codes = read_stored_codes(checkpoint)
-    headers = HeaderFiles.open(checkpoint.folder) if codes else None
-    if codes is None or headers is None:
+    headers = HeaderFiles.open(checkpoint.folder)
+    if headers is None:
+        return None
+    if codes is None:
+        _refuse_unexplained(checkpoint, headers)
         return None
     layout = LAYOUTS[codes.layout](codes)
     names = {name: name for name in headers.names()}
@@ -51,6 +59,27 @@ def require_coded_tensors(checkpoint: Checkpoint, backend: ModelBackend) -> None
         layers.require_one_order(fused)
     for name in layers:
         layers.require_middle(name)
+
+
+def _refuse_unexplained(checkpoint: Checkpoint, headers: HeaderFiles) -> None:
+    """Raises InvalidRequest for codes of which nothing says what they mean."""
+    if quantization_said(checkpoint) is not None:  # all of whose layers are numbers
+        return
+    name = next((n for n in headers.names() if n.rpartition(".")[2] in _OF_CODES), None)
+    if name is None:
+        return
+    beside = next((file for file in _OF_TOOLS if (checkpoint.folder / file).is_file()), "")
+    advice = (
+        f"{beside} says it as older tools did: put its content there, with quant_method"
+        if beside
+        else "use the config.json that these weights came with"
+    )
+    raise InvalidRequest(
+        "UNSUPPORTED_WEIGHTS",
+        f"{checkpoint.folder}: {name} is of a quantized layer, and config.json has no quantization_config, which says"
+        f" what its codes mean: {advice}",
+        field="model",
+    )
 
 
 def _sizes(config: DecoderConfig, layer: str) -> tuple[int, int] | None:

@@ -5,7 +5,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from services.launcher.service_commands import GatewayAddress, gateway_addresses
+from services.launcher.service_commands import GatewayAddress, gateway_addresses, takes_pictures
 from services.launcher.settings import ServeSettings
 
 # A red circle, a blue square and a green triangle: every command shown works as it stands.
@@ -16,6 +16,7 @@ or {path} if that is signed by itself.
 
 """
 _QUESTION = "What is in the picture?"
+_GREETING = "Hello!"
 
 
 def banner(settings: ServeSettings) -> str:
@@ -24,6 +25,7 @@ def banner(settings: ServeSettings) -> str:
     model = settings.model_name
     needs_key = settings.api_key is not None or settings.api_key_file is not None
     more = "".join(f", {other.url}/v1" for other in others)
+    pictures = takes_pictures(settings)
     trusted = ""
     if settings.ssl_certfile is not None:
         trusted = _TRUST.format(path=settings.ssl_certfile)
@@ -35,9 +37,9 @@ def banner(settings: ServeSettings) -> str:
 
 In another terminal:
 {_key(settings) if needs_key else ""}
-  {_chat(first)}
+  {_chat(first, pictures)}
 
-  {_curl(first, model, needs_key)}
+  {_curl(first, model, needs_key, pictures)}
 
 In Python (pip install openai):
 
@@ -57,12 +59,13 @@ def _key(settings: ServeSettings) -> str:
 """
 
 
-def _chat(address: GatewayAddress) -> str:
-    """The command of the terminal chat, about the example picture."""
+def _chat(address: GatewayAddress, pictures: bool) -> str:
+    """The command of the terminal chat, about the example picture where the model looks at pictures."""
     words = [f"{_tessera()} chat"]
     if address.url != "http://127.0.0.1:8000":
         words.append(f"--url {address.url}/v1")
-    words.append(f"--image {EXAMPLE_PICTURE}")
+    if pictures:
+        words.append(f"--image {EXAMPLE_PICTURE}")
     return " ".join(words)
 
 
@@ -74,7 +77,7 @@ def _python(address: GatewayAddress, model: str, needs_key: bool) -> str:
         "from openai import OpenAI",
         f'client = OpenAI(base_url="{address.url}/v1", api_key={key})',
         "answer = client.chat.completions.create(",
-        f'    model="{model}", messages=[{{"role": "user", "content": "Hello!"}}])',
+        f'    model="{model}", messages=[{{"role": "user", "content": "{_GREETING}"}}])',
         "print(answer.choices[0].message.content)",
     ]
     return "\n".join(lines)  # not indented: it is pasted as it stands
@@ -88,10 +91,13 @@ def _tessera() -> str:
     return str(script) if script.is_file() else f"{sys.executable} -m services.launcher"
 
 
-def _curl(address: GatewayAddress, model: str, needs_key: bool) -> str:
+def _curl(address: GatewayAddress, model: str, needs_key: bool, pictures: bool) -> str:
     """The same question in plain HTTP."""
     header = ' -H "Authorization: Bearer $TESSERA_API_KEY"' if needs_key else ""
     picture = f"data:image/png;base64,'$(base64 -w0 {EXAMPLE_PICTURE})'"
+    if not pictures:
+        return f"""curl {address.url}/v1/chat/completions -H 'Content-Type: application/json'{header} -d '{{
+    "model": "{model}", "messages": [{{"role": "user", "content": "{_GREETING}"}}]}}'"""
     return f"""curl {address.url}/v1/chat/completions -H 'Content-Type: application/json'{header} -d '{{
     "model": "{model}", "messages": [{{"role": "user", "content": [
       {{"type": "image_url", "image_url": {{"url": "{picture}"}}}},

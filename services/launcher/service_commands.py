@@ -98,8 +98,13 @@ def count_encoders(settings: ServeSettings) -> int:
     """Vision encoders that are started. Raises InvalidRequest if the model is of no known architecture."""
     if settings.vision_encoders is not None:
         return settings.vision_encoders
+    return int(takes_pictures(settings))
+
+
+def takes_pictures(settings: ServeSettings) -> bool:
+    """Whether the system's model looks at pictures. Raises InvalidRequest if it is of no known architecture."""
     family = registry.find(Checkpoint(settings.model, settings.family))
-    return int(family.takes_media and not settings.language_model_only)
+    return family.takes_media and not settings.language_model_only
 
 
 def metrics_addresses(settings: ServeSettings, encoders: int) -> dict[str, str]:

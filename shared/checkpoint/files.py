@@ -1,6 +1,7 @@
 """Whether a checkpoint folder has the files that are read from it, whole: by names, sizes and headers alone."""
 
 import zipfile
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from shared.bounded_file import (
 )
 from shared.checkpoint.gguf.architecture import GgufModel
 from shared.checkpoint.gguf.header import read_header as read_gguf
+from shared.checkpoint.whole_tensors import find_fault
 from shared.errors import InvalidRequest
 from shared.text.tokenizer_formats.other_files import find_other
 
@@ -83,9 +85,10 @@ def require_weights(folder: Path) -> None:
     weights = find_weights(folder)
     if weights is None:
         raise _bad(_no_weights(folder))
-    names = [weights.name]
+    names, places = [weights.name], {}
     if weights.is_index:
         names = indexed_files(folder / weights.name)
+        places = read_json(folder / weights.name)["weight_map"]
         missing = [name for name in names if not (folder / name).is_file()]
         if missing:
             raise _bad(
@@ -94,11 +97,23 @@ def require_weights(folder: Path) -> None:
             )
     for name in names:
         if name.endswith(".safetensors"):
-            _require_whole(folder / name)
+            require_indexed(folder / weights.name, places, name, _require_whole(folder / name))
         elif name == GGUF:
             GgufModel(read_gguf(folder / name)).require_tensors()
         else:
             require_archive(folder / name)
+
+
+def require_indexed(
+    index: Path, places: Mapping[str, Any], name: str, stored: Collection[str]
+) -> None:
+    """Raises InvalidRequest if an index says, by the `places` of tensors in files, that a file has tensors that are not
+    among the `stored` ones."""
+    lacking = [tensor for tensor, file in places.items() if file == name and tensor not in stored]
+    if lacking:
+        raise _bad(
+            f"{index.parent / name} lacks {_some(lacking)}, which {index.name} says is in it: download both again"
+        )
 
 
 def indexed_files(index: Path) -> list[str]:
@@ -140,8 +155,8 @@ def _no_weights(folder: Path) -> str:
     return f"{folder} has no weights: neither {SINGLES[0]} nor {INDEXES[0]}, nor {SINGLES[1]}"
 
 
-def _require_whole(path: Path) -> None:
-    """By the header, which says where the last tensor ends."""
+def _require_whole(path: Path) -> Collection[str]:
+    """By the header, which says where the last tensor ends. Returns the names of its tensors."""
     try:
         size = path.stat().st_size
         head = read_header(path)
@@ -160,6 +175,9 @@ def _require_whole(path: Path) -> None:
     expected = 8 + len(head) + max(ends, default=0)
     if size < expected:
         raise _bad(f"{path} has {size} bytes of {expected}: download it again")
+    if fault := find_fault(entries, size - 8 - len(head)):
+        raise _bad(f"{path} cannot be used: {fault}: download it again")
+    return list(entries)
 
 
 def read_header(path: Path) -> bytes:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from shared.bounded_file import OutOfBounds, bounds_of, read_value
 from shared.checkpoint.config_bounds import out_of_bounds
-from shared.checkpoint.files import GGUF, INDEXES, SINGLES, find_weights
+from shared.checkpoint.files import GGUF, INDEXES, SINGLES, find_weights, require_indexed
 from shared.checkpoint.gguf.block_types import CODED
 from shared.checkpoint.tensor_file import TensorFile, open_tensors
 from shared.errors import InvalidRequest, NotFound
@@ -183,6 +183,11 @@ class Checkpoint:
         weights = find_weights(self.folder)
         return weights is not None and weights.name == GGUF
 
+    @property
+    def origin(self) -> Path:
+        """What to call it in messages about its tensors: its folder, or the GGUF file that this was made of."""
+        return (self.folder / GGUF).resolve() if self.is_gguf else self.folder
+
     @cached_property
     def is_small(self) -> bool:
         """Fewer than 100 million parameters: quick in any type, and with one thread."""
@@ -265,9 +270,14 @@ class Checkpoint:
     def _file(self, file: str) -> TensorFile:
         if file not in self._open:
             try:
-                self._open[file] = open_tensors(self.folder / file)
+                opened = open_tensors(self.folder / file)
             except (ValueError, OSError) as error:
                 raise self._bad(file, f"cannot be read: {error}") from error
+            weights = find_weights(self.folder)
+            if weights is not None and weights.is_index:
+                stored = set(opened.names())
+                require_indexed(self.folder / weights.name, self._files, file, stored)
+            self._open[file] = opened
         return self._open[file]
 
     def _json(self, file: str) -> dict[str, Any]:

@@ -86,6 +86,8 @@ def find_on_hub(name: str, check: Callable[[Path], object], revision: str = "") 
     log.info("downloading", model=name, revision=revision or "main")
     try:
         folder = _getter(name, revision)(_SMALL_FILES)
+        if not (folder / "config.json").exists():
+            raise _no_config(name, revision)
         check(folder)
         with _progress(folder):
             _get_weights(_getter(name, folder.name), folder)  # of the same commit
@@ -144,6 +146,17 @@ def _progress(folder: Path) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
+
+
+def _no_config(name: str, revision: str) -> NotFound:
+    """Of a repository of another format."""
+    pinned = f" --revision {revision}" if revision else ""
+    return NotFound(
+        "NO_MODEL",
+        f"--model: {name} has no config.json. Of a repository of GGUF files download the one that is meant,"
+        f" `hf download {name} FILE.gguf{pinned} --local-dir FOLDER`, and give FOLDER/FILE.gguf as the model",
+        field="model",
+    )
 
 
 def _explained(error: Exception, name: str, revision: str) -> ServingError:

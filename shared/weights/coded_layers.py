@@ -16,7 +16,7 @@ from shared.model_config.quantization import (
     PACKED,
     StoredCodes,
 )
-from shared.weights.layouts.layout import BadCodes
+from shared.weights.layouts.layout import NOT_FINITE, BadCodes
 from shared.weights.layouts.stored_layers import StoredLayers
 from shared.weights.linear_weight import CodedWeight, LinearWeight, StoredWeight
 from shared.weights.quantized_weight import QuantizedWeight
@@ -67,7 +67,8 @@ class CodedLayers:
         self._stored.require_sizes(layer, out, inputs)
         tensors, layout = _Tensors(self._checkpoint, self._names, layer, reader), self._layout
         if isinstance(layout, Float8):
-            return StoredWeight(layer, out, inputs, bias, partial(layout.numbers, tensors))
+            numbers = partial(self._numbers, layout, layer, tensors)
+            return StoredWeight(layer, out, inputs, bias, numbers)
         if isinstance(layout, Ascend) and self.has_bias(layer):
             bias = self._bias(layout, layer, tensors)
         read = partial(self._read, layout, layer, tensors, inputs)
@@ -82,7 +83,18 @@ class CodedLayers:
         rows: slice,
     ) -> QuantizedWeight:
         try:
-            return layout.read(tensors, inputs, rows)
+            found = layout.read(tensors, inputs, rows)
+            if not found.is_finite:
+                raise BadCodes(layout.scales, NOT_FINITE)
+        except BadCodes as error:
+            raise self._stored.refusal(layer, error) from None
+        return found
+
+    def _numbers(
+        self, layout: Float8, layer: str, tensors: "_Tensors", rows: slice, columns: slice
+    ) -> Tensor:
+        try:
+            return layout.numbers(tensors, rows, columns)
         except BadCodes as error:
             raise self._stored.refusal(layer, error) from None
 

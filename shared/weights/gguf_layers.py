@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from shared.checkpoint.folder import Checkpoint
+from shared.checkpoint.gguf.architecture import stored_name
 from shared.checkpoint.gguf.block_types import CODED
 from shared.checkpoint.weight_reader import WeightReader
 from shared.errors import InvalidRequest
 from shared.weights.coded_rows import CodedRows, Table
+from shared.weights.layouts.layout import NOT_FINITE
 from shared.weights.linear_weight import CodedWeight, LinearWeight, Places, StoredWeight
 from shared.weights.on_the_fly import quantize
 from shared.weights.quantized_weight import QuantizedWeight
@@ -102,14 +104,19 @@ class GgufLayers:
         if (kind := self._checkpoint.dtype(stored)) in CODED:
             raise self._bad("UNSUPPORTED_WEIGHTS", f"{stored} is {kind} and has to be numbers")
 
-    @staticmethod
     def _read_codes(
-        stored: str, kind: str, inputs: int, reader: WeightReader, rows: slice
+        self, stored: str, kind: str, inputs: int, reader: WeightReader, rows: slice
     ) -> QuantizedWeight:
         blocks = reader.part(stored, rows, slice(0, inputs))
-        return stacked(
+        found = stacked(
             [read_blocks(kind, part) for part in blocks.split(max(1, _AT_ONCE // inputs))]
         )
+        if not found.is_finite:
+            raise self._bad(
+                "UNSUPPORTED_WEIGHTS",
+                f"the tensor {stored_name(stored)} cannot be used: {NOT_FINITE}; download the file again",
+            )
+        return found
 
     @staticmethod
     def _read_numbers(
@@ -118,7 +125,7 @@ class GgufLayers:
         return read_numbers(kind, reader.part(stored, rows, slice(0, inputs)))[:, columns]
 
     def _bad(self, reason: str, what: str) -> InvalidRequest:
-        return InvalidRequest(reason, f"{self._checkpoint.folder}: {what}", field="model")
+        return InvalidRequest(reason, f"{self._checkpoint.origin}: {what}", field="model")
 
 
 class _QuantizedHere(CodedWeight):

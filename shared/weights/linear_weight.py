@@ -184,12 +184,16 @@ class StackedWeight(LinearWeight):
     """Several weights of the same inputs as one, their outputs one below the other."""
 
     def __init__(self, parts: Sequence[LinearWeight]) -> None:
-        """parts: all with a bias, or all without."""
-        biases = [part.bias for part in parts if part.bias is not None]
-        assert len(biases) in (0, len(parts))
+        """parts: where some have a bias, which codes of some layers bring with them, that of others is zero."""
+        biases = [part.bias for part in parts]
+        if has_bias := any(bias is not None for bias in biases):
+            whole = [
+                torch.zeros(part.out) if bias is None else bias
+                for part, bias in zip(parts, biases, strict=True)
+            ]
         out = sum(part.out for part in parts)
         name = " + ".join(part.name for part in parts)
-        super().__init__(name, out, parts[0].inputs, torch.cat(biases) if biases else None)
+        super().__init__(name, out, parts[0].inputs, torch.cat(whole) if has_bias else None)
         self._parts = parts
 
     @property

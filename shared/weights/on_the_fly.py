@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from shared.errors import InvalidRequest
+from shared.weights.layouts.layout import NOT_FINITE
 from shared.weights.linear_weight import LinearWeight, Places
 from shared.weights.quantized_weight import Numbers, QuantizedWeight
 from shared.weights.scheme import Scheme
@@ -34,7 +35,7 @@ def quantize(weight: LinearWeight, scheme: Scheme, rows: Places = None) -> Quant
     for at, numbers in _read(weight, places):
         part = to_codes(numbers, group)
         if not bool(part.scales.isfinite().all()):
-            raise _refusal(weight, "it has an element that is no number, or infinite")
+            raise _refusal(weight, f"{NOT_FINITE}; download the model again")
         if made is None:
             made = _room_for(part, len(places))
         for whole, piece in zip(_tensors(made), _tensors(part), strict=True):

@@ -76,6 +76,12 @@ class QuantizedWeight:
         """What it is multiplied with."""
         return self.width or self.columns
 
+    @property
+    def is_finite(self) -> bool:
+        """Whether all scales and minima are numbers, and none is infinite."""
+        given = (values for values in (self.scales, self.minima) if values is not None)
+        return all(bool(values.isfinite().all()) for values in given)
+
     def unpacked(self) -> Tensor:
         """uint8 [out, inputs], one code a byte."""
         if self.bits == 8:

@@ -20,10 +20,11 @@ from services.decoder.devices.base.row_check import rows_are_equal
 from services.decoder.loading.adapters import adapter_reader
 from services.decoder.loading.graphs import find_graphs, graph_bytes, require_graphs
 from services.decoder.loading.limits import find_limits
+from services.decoder.loading.not_finite import not_finite
 from services.decoder.loading.profile_run import Profile, profile
 from services.decoder.loading.quality import tell_cache, tell_codes
 from services.decoder.loading.step_size import step_size
-from services.decoder.loading.warm_up import warm_up
+from services.decoder.loading.warm_up import NotFinite, warm_up
 from services.decoder.media.embeddings import Embeddings
 from services.decoder.models.cache_spec import cache_spec
 from services.decoder.models.decoder_model import DecoderModel
@@ -92,7 +93,12 @@ def load(settings: DecoderSettings, leader: Leader | None = None) -> Loaded:
             loaded = _lead(settings, leader or Leader.start(settings))
         else:
             loaded = load_rank(Place(settings))
-    warm_up(loaded.worker)
+    try:
+        warm_up(loaded.worker)
+    except NotFinite:
+        loaded.close()
+        checkpoint = Checkpoint(settings.model, settings.family)
+        raise not_finite(checkpoint, loaded.device.ops.dtype) from None
     log.info(
         "warmed up",
         seconds=round(time.perf_counter() - began, 2),

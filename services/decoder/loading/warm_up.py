@@ -8,10 +8,17 @@ from tessera.common.v1.sampling_pb2 import SamplingParams
 from tessera.decoder.v1.decoder_pb2 import NewSequence, StepPlan, StepResult
 
 _PROMPT = 16  # tokens
+# What samples fail with whose logits are no numbers: here no request forbids tokens.
+_NO_NUMBERS = ("NAN_LOGITS", "NO_TOKEN_LEFT")
+
+
+class NotFinite(Exception):
+    """The model gave no numbers."""
 
 
 def warm_up(worker: Worker) -> None:
-    """Runs a short prompt and a token of one sequence, or pools it, then forgets it. Block contents change."""
+    """Runs a short prompt and a token of one sequence, or pools it, then forgets it. Block contents change. Raises
+    NotFinite where logits are no numbers."""
     limits = worker.limits
     prompt = min(_PROMPT, limits.max_batched_tokens, limits.max_model_len - 1)
     results: list[StepResult] = []
@@ -20,6 +27,8 @@ def warm_up(worker: Worker) -> None:
         worker.step(worker.accept(plan), results.append)
     for result in results:
         for failed in result.failed:
+            if failed.failure.reason in _NO_NUMBERS:
+                raise NotFinite
             raise RuntimeError(f"warm-up failed: {failed.failure.message}")
     worker.reset()
 

@@ -71,15 +71,16 @@ class GgufModel:
 
     def __init__(self, header: GgufHeader) -> None:
         self.header = header
+        if (parts := header.metadata.get("split.count")) not in (None, 0, 1):
+            raise header.refusal(
+                f"split.count is {parts}: it is one of several files; make one of them, llama-gguf-split --merge"
+                " FIRST-OF-THEM.gguf WHOLE.gguf, and give that"
+            )
         name = header.metadata.get("general.architecture")
         if not isinstance(name, str) or name not in ARCHITECTURES:
             known = ", ".join(ARCHITECTURES)
             raise header.refusal(f"general.architecture is {cut(repr(name), 40)}; {known} are read")
         self._called, self._kind = name, ARCHITECTURES[name]
-        if (parts := header.metadata.get("split.count")) not in (None, 0, 1):
-            raise header.refusal(
-                f"split.count is {parts}: it is one of several files; make one of them with llama-gguf-split --merge"
-            )
         for key in _OTHER_MODELS:
             if header.metadata.get(f"{name}.{key}"):
                 raise header.refusal(f"{name}.{key} is not supported")
@@ -144,7 +145,7 @@ class GgufModel:
         for name, shape in expected.items():
             stored = self.tensors.get(name)
             if stored is None:
-                raise self.header.refusal(f"it lacks {_stored_name(name)} {list(shape)}")
+                raise self.header.refusal(f"it lacks {stored_name(name)} {list(shape)}")
             if stored.shape != shape:
                 raise self.header.refusal(
                     f"the tensor {stored.name} is {list(stored.shape)}, and by its keys {list(shape)}"
@@ -292,8 +293,8 @@ class GgufModel:
         return self.header.refusal(f"{self._called}.{key} is {shown}")
 
 
-def _stored_name(name: str) -> str:
-    """As the file calls a tensor."""
+def stored_name(name: str) -> str:
+    """As a file calls a tensor, by its name in transformers."""
     for stored, known in _OTHERS.items():
         if known == name:
             return stored

@@ -85,6 +85,15 @@ def read_header(path: Path) -> GgufHeader:
         raise _bad(path, f"it cannot be read: {error}") from None
 
 
+def is_gguf(path: Path) -> bool:
+    """Whether a file begins as these do, whatever its name: Ollama's end in a digest. False for what cannot be read."""
+    try:
+        with open_regular(path) as file:
+            return file.read(len(_MAGIC)) == _MAGIC
+    except (OutOfBounds, OSError):
+        return False
+
+
 class _Reader:
     """Values one after the other."""
 

@@ -19,7 +19,7 @@ import structlog
 
 from shared.checkpoint.files import GGUF, find_weights
 from shared.checkpoint.gguf.architecture import GgufModel
-from shared.checkpoint.gguf.header import GgufHeader, read_header
+from shared.checkpoint.gguf.header import GgufHeader, is_gguf, read_header
 from shared.errors import InvalidRequest
 from shared.settings import cache_home
 
@@ -73,19 +73,33 @@ def prepared_folder(model: Path) -> Path:
 
 
 def _find_file(model: Path) -> Path | None:
-    if model.suffix == SUFFIX and not model.is_dir():
-        if not model.exists():
+    if not model.is_dir():
+        if model.suffix == SUFFIX and not model.exists():
             raise InvalidRequest("NO_MODEL", f"no file {model}", field="model")
-        return model
-    if not model.is_dir() or find_weights(model) is not None:
+        if model.suffix == SUFFIX or is_gguf(model):
+            return model
+        if model.exists():
+            raise InvalidRequest(
+                "NO_MODEL",
+                f"{model} is a file, and no GGUF: give the folder that has the model's config.json",
+                field="model",
+            )
         return None
-    found = sorted(model.glob(f"*{SUFFIX}"))
+    if find_weights(model) is not None:
+        return None
+    found = sorted(path for path in model.glob("*") if path.suffix.lower() == SUFFIX)
     if len(found) > 1:
         names = ", ".join(path.name for path in found[:5])
+        more = f" and {len(found) - 5} more" if len(found) > 5 else ""
+        projector = (
+            " (without its vision projector, mmproj, which is not read: text alone)"
+            if any("mmproj" in path.name.lower() for path in found)
+            else ""
+        )
         raise InvalidRequest(
             "NO_MODEL",
-            f"{model} has several GGUF files, {names}: give the path of the one that is meant, of a model in several"
-            " files after llama-gguf-split --merge",
+            f"{model} has several GGUF files, {names}{more}: give the path of the one that is meant{projector}, of a"
+            " model in several files after llama-gguf-split --merge",
             field="model",
         )
     return found[0] if found else None

@@ -9,6 +9,7 @@ class AwqLayout(Layout):
     """`qweight` [inputs, out / 8], `qzeros` [groups, out / 8], `scales` [groups, out]."""
 
     main = "qweight"
+    scales = "scales"
     tensors = ("qweight", "qzeros", "scales")
 
     def sizes(self, main: Shape) -> tuple[int, int]:

@@ -8,6 +8,7 @@ class GptqLayout(Layout):
     [inputs], the group of each. Zero points of "gptq" are stored less one."""
 
     main = "qweight"
+    scales = "scales"
     tensors = ("qweight", "qzeros", "scales", "g_idx")
     order = "g_idx"
 

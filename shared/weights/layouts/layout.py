@@ -12,6 +12,7 @@ SCALES = ("F16", "BF16", "F32")
 INDEX = ("I32", "I64")
 # Inputs of a group that others are divided into, or filled up to a multiple of, where a cut needs that.
 LEAST_GROUP = 16
+NOT_FINITE = "it has an element that is no number, or infinite"
 
 
 class BadCodes(ValueError):
@@ -38,6 +39,7 @@ class Layout(ABC):
     tensors: ClassVar[tuple[str, ...]]  # all that a layer may have beside its bias
     unused: ClassVar[tuple[str, ...]] = ()  # those that may be there and are not read
     main_dtypes: ClassVar[tuple[str, ...]] = WORDS
+    scales: ClassVar[str] = "weight_scale"  # the tensor of scales
     order: ClassVar[str] = ""  # the tensor that says which group each input belongs to
 
     def __init__(self, codes: StoredCodes) -> None:

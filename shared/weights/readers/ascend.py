@@ -1,10 +1,12 @@
 """The codes of msmodelslim."""
 
+import math
+
 import torch
 from torch import Tensor
 
 from shared.weights.layouts.ascend import AscendLayout
-from shared.weights.layouts.layout import BadCodes
+from shared.weights.layouts.layout import NOT_FINITE, BadCodes
 from shared.weights.quantized_weight import QuantizedWeight
 from shared.weights.readers.layout import ALL, Tensors, together
 
@@ -71,7 +73,7 @@ def _halves(tensors: Tensors, rows: slice) -> Tensor:
 def _finite(tensors: Tensors, name: str, rows: slice) -> Tensor:
     found = _matrix(tensors, name, rows)
     if not found.isfinite().all():
-        raise BadCodes(name, "it has an element that is no number, or infinite")
+        raise BadCodes(name, NOT_FINITE)
     return found
 
 
@@ -81,7 +83,7 @@ def _steps(tensors: Tensors) -> Tensor:
     if stored.dtype == torch.int64:  # the operator wants the bits of a float in one
         stored = stored.to(torch.int32).view(torch.float32)
     if not stored.isfinite().all():
-        raise BadCodes("deq_scale", "it has an element that is no number, or infinite")
+        raise BadCodes("deq_scale", NOT_FINITE)
     return stored
 
 
@@ -89,15 +91,15 @@ def _one(tensors: Tensors, name: str) -> float:
     if not tensors.has(name):
         raise BadCodes(name, "the checkpoint lacks it")
     found = float(tensors.whole(name).float().item())
-    if name == "input_scale" and not found > 0:
-        raise BadCodes(name, f"it is {found}")
+    if name == "input_scale" and not 0 < found < math.inf:
+        raise BadCodes(name, f"it is {found}, and no step of activations")
     return found
 
 
 def _zero(tensors: Tensors) -> int:
     """Of activations."""
     found = _one(tensors, "input_offset") if tensors.has("input_offset") else 0.0
-    if found != round(found) or abs(found) > 128:
+    if not abs(found) <= 128 or found != round(found):
         raise BadCodes("input_offset", f"it is {found}, and no whole number of 8 bits")
     return int(found)
 

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from shared.weights.layouts.float8 import Float8Layout
+from shared.weights.layouts.layout import NOT_FINITE, BadCodes
 from shared.weights.readers.layout import ALL, Tensors
 
 
@@ -11,9 +12,12 @@ class Float8(Float8Layout):
     """Layers whose codes are numbers: they are read as such."""
 
     def numbers(self, tensors: Tensors, rows: slice, columns: slice) -> Tensor:
-        """float32 [rows, columns] of the weight, each slice with a begin and an end."""
+        """float32 [rows, columns] of the weight, each slice with a begin and an end. Raises BadCodes."""
         found = tensors.part("weight", rows, columns).float()
-        return found.mul_(self._scales(tensors, rows, columns))
+        scales = self._scales(tensors, rows, columns)
+        if not bool(scales.isfinite().all()):
+            raise BadCodes(self.scale, NOT_FINITE)
+        return found.mul_(scales)
 
     def _scales(self, tensors: Tensors, rows: slice, columns: slice) -> Tensor:
         """float32, of a shape that is broadcast over those."""

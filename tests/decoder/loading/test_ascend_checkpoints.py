@@ -98,6 +98,8 @@ def test_what_is_not_read_is_refused_before_anything_is_loaded(
     [
         ("deq_scale", torch.full((64,), float("nan")), "deq_scale cannot be used: .* no number"),
         ("input_scale", torch.zeros(1), "input_scale cannot be used: it is 0"),
+        ("input_scale", torch.tensor([float("inf")]), "input_scale cannot be used: it is inf"),
+        ("input_offset", torch.tensor([float("nan")]), "input_offset cannot be used: it is nan"),
         ("input_scale", None, "input_scale cannot be used: the checkpoint lacks it"),
         ("quant_bias", torch.zeros(3, dtype=torch.int32), "quant_bias cannot be used: it is I32"),
     ],
@@ -116,6 +118,28 @@ def test_tensors_that_make_no_weight_are_refused_by_name(
     values = {"model": tmp_path / "coded", "device": "cpu", "kv_cache_memory_bytes": 4 << 20}
     with pytest.raises(InvalidRequest, match=said):
         load(DecoderSettings.model_validate({**values, "threads": 1}))
+
+
+@pytest.mark.parametrize("layer", ["self_attn.v_proj", "mlp.up_proj"])
+def test_a_layer_without_a_bias_is_computed_with_those_whose_codes_have_one(
+    tmp_path: Path, layer: str
+) -> None:
+    dense = make_checkpoint(tmp_path / "dense", "llama")
+    write_ascend(tmp_path / "coded", dense, "W8A8")
+    path = tmp_path / "coded" / WEIGHTS
+    tensors, name = load_file(path), f"model.layers.0.{layer}"
+    # Zero where the activations' zero is: what it takes away is nothing.
+    tensors[f"{name}.input_offset"] = torch.zeros(1)
+    tensors[f"{name}.quant_bias"] = torch.zeros_like(tensors[f"{name}.quant_bias"])
+    save_file(tensors, path, {"format": "pt"})
+    values = {"model": tmp_path / "coded", "device": "cpu", "kv_cache_memory_bytes": 4 << 20}
+    loaded = load(DecoderSettings.model_validate({**values, "threads": 1}))
+    found = read_floats(run_prompts(loaded.worker, greedy(logprobs=0)).logprobs)
+    model = AutoModelForCausalLM.from_pretrained(dense, dtype=torch.float64)
+    with torch.no_grad():
+        logits = [model(torch.tensor([prompt])).logits[0, -1] for prompt in PROMPTS]
+    expected = torch.stack(logits).log_softmax(-1).amax(-1)
+    assert torch.allclose(torch.tensor(found).double(), expected, atol=2e-2)
 
 
 # Groups and versions of codes of 4 bits.

@@ -1,5 +1,6 @@
 """Checkpoints whose layers are codes: AWQ, GPTQ and compressed-tensors."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,25 @@ def test_fields_that_are_not_read_are_refused_before_anything_is_loaded(
         require_servable(tmp_path / "coded", **told)
 
 
+@pytest.mark.parametrize("how", [WAYS[0], WAYS[2], WAYS[7], WAYS[11]], ids=str)
+def test_codes_of_which_nothing_is_said_are_refused_before_anything_is_loaded(
+    tmp_path: Path, how: Coded
+) -> None:
+    folder = tmp_path / "coded"
+    write_coded(folder, make_checkpoint(tmp_path / "dense", "llama"), how)
+    config = json.loads((folder / "config.json").read_text())
+    told = config.pop("quantization_config")
+    (folder / "config.json").write_text(json.dumps(config))
+    check: dict[str, Any] = {"parts": Parts.WEIGHTS, "device": "cpu"}
+    with pytest.raises(InvalidRequest, match=r"_proj\.\w+ is of a quantized .*: use the config"):
+        require_servable(folder, **check)
+    (folder / "quantize_config.json").write_text(json.dumps(told))
+    with pytest.raises(InvalidRequest, match=r"quantize_config\.json says it as older tools did"):
+        require_servable(folder, **check)
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": told}))
+    require_servable(folder, **check)
+
+
 def removed(part: str) -> Callable[[dict[str, Tensor]], None]:
     def change(tensors: dict[str, Tensor]) -> None:
         del tensors[f"{LAYER}.{part}"]
@@ -154,6 +174,22 @@ def test_tensors_that_make_no_weight_are_refused_by_their_names(
     edit_quantization(folder, **config)
     with pytest.raises(InvalidRequest, match=said):
         Llama.check_names(Checkpoint(folder))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+@pytest.mark.parametrize("how", [WAYS[0], WAYS[2], WAYS[7], WAYS[11]], ids=str)
+def test_scales_that_are_no_numbers_are_refused_by_their_name(
+    tmp_path: Path, how: Coded, value: float
+) -> None:
+    folder = tmp_path / "coded"
+    write_coded(folder, make_checkpoint(tmp_path / "dense", "llama"), how)
+    tensors = load_file(folder / "model.safetensors")
+    name = next(n for n in (f"{LAYER}.scales", f"{LAYER}.weight_scale") if n in tensors)
+    tensors[name][1, 1] = value
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    values = {"model": folder, "device": "cpu", "kv_cache_memory_bytes": 4 << 20, "threads": 1}
+    with pytest.raises(InvalidRequest, match=rf"{name} cannot be used: .* no number, or infinite"):
+        load(DecoderSettings.model_validate(values))
 
 
 def test_layers_that_are_left_out_are_numbers(tmp_path: Path) -> None:

@@ -17,7 +17,9 @@ from services.decoder.models.llama import Llama
 from services.decoder.settings import DecoderSettings
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.gguf.block_types import CODED
+from shared.checkpoint.gguf.header import read_header
 from shared.checkpoint.gguf.prepared import prepared_folder
+from shared.errors import InvalidRequest
 from shared.weights.coded_rows import CodedRows
 from shared.weights.readers.gguf import is_exact, read_blocks, read_numbers
 from tests.support.checkpoints import make_checkpoint
@@ -121,6 +123,22 @@ def test_a_decoder_of_a_file_says_what_its_numbers_say(
     # Activations have 14 bits; of IQ3_S weights too are rounded, to 8.
     near = 2e-1 if types == ALIKE["IQ3_S"] else 2e-2
     assert torch.allclose(log_probabilities(one), expected_of(numbers), atol=near)
+
+
+@pytest.mark.parametrize("name", ["blk.0.ffn_down.weight", "blk.0.ffn_norm.weight"])
+def test_scales_and_numbers_that_are_none_are_refused_by_their_name(
+    tmp_path: Path, name: str
+) -> None:
+    folder, _ = written(tmp_path, "qwen2", MIXED)
+    file = folder / "some.gguf"
+    place = read_header(file).tensors[name].begin
+    content = bytearray(file.read_bytes())
+    # Of a block of Q6_K the scale is last; of float32 the upper half has the exponent.
+    at = place + (208 if "down" in name else 2)
+    content[at : at + 2] = b"\xff\x7f"
+    file.write_bytes(content)
+    with pytest.raises(InvalidRequest, match=rf"some.gguf: the tensor {name} cannot be used: "):
+        loaded(folder)
 
 
 def test_codes_become_numbers_where_that_is_asked_for(tmp_path: Path) -> None:

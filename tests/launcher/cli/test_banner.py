@@ -14,6 +14,7 @@ import pytest
 
 from services.launcher.banner import EXAMPLE_PICTURE, banner
 from services.launcher.settings import ServeSettings
+from tests.support.checkpoints import make_checkpoint
 
 
 class Locked(BaseHTTPRequestHandler):
@@ -80,6 +81,21 @@ def test_with_a_key_it_works_and_does_not_show_the_key(
     key = subprocess.check_output(["sh", "-c", f'{script}; echo "$TESSERA_API_KEY"'], text=True)
     assert run_python(text, TESSERA_API_KEY=key.strip()) == "Bearer s3same\n"
     assert 'Bearer $TESSERA_API_KEY"' in text
+
+
+def test_a_model_of_text_alone_is_asked_without_a_picture(port: int, tmp_path: Path) -> None:
+    settings = ServeSettings(port=port)
+    assert str(EXAMPLE_PICTURE) in banner(settings)
+    folder = make_checkpoint(tmp_path, "qwen2")
+    for other in (
+        ServeSettings(port=port, model=folder),
+        ServeSettings(port=port, language_model_only=True),
+    ):
+        text = banner(other)
+        assert "image" not in text and "picture" not in text
+        command = text[text.index("  curl ") : text.index("In Python")].strip()
+        said = json.loads(subprocess.check_output(["sh", "-c", command], timeout=100))
+        assert said["choices"][0]["message"]["content"] == "None"
 
 
 def test_the_picture_that_it_names_is_there() -> None:

@@ -105,3 +105,11 @@ def test_a_folder_of_pickled_tensors_is_checked_without_torch(tmp_path: Path) ->
     )
     path = child_environment(PYTHONPATH=os.pathsep.join(sys.path))
     subprocess.run([sys.executable, "-c", script, str(folder)], env=path, check=True, timeout=100)
+
+
+def test_an_index_of_pickled_tensors_that_says_too_much_is_refused_by_name(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(as_torch_files(make_checkpoint(tmp_path, "llama")))
+    names = dict.fromkeys((*checkpoint.names(), "more.weight"), "pytorch_model.bin")
+    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": names}))
+    with pytest.raises(InvalidRequest, match=r"pytorch_model\.bin lacks more\.weight, which"):
+        Checkpoint(tmp_path).shape("more.weight")

@@ -155,6 +155,12 @@ def renamed_architecture(writer: GGUFWriter) -> None:
     writer.add_string("general.architecture", "mamba")
 
 
+def of_a_later_part(writer: GGUFWriter) -> None:
+    """It names no architecture."""
+    del writer.kv_data[0]["general.architecture"]
+    said("split.count", 3)(writer)
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -171,6 +177,7 @@ def renamed_architecture(writer: GGUFWriter) -> None:
         (said("llama.expert_count", 8), r"llama\.expert_count is not supported"),
         (said("llama.rope.dimension_count", 8), r"rope\.dimension_count is 8, and heads have 16"),
         (said("split.count", 3), r"split\.count is 3: it is one of several files"),
+        (of_a_later_part, r"split\.count is 3: it is one of several files"),
     ],
 )
 def test_a_model_that_is_not_whole_is_refused_by_key_or_tensor(
@@ -223,6 +230,19 @@ def test_a_file_becomes_a_folder_that_is_served(tmp_path: Path, numbers: Path) -
     assert made.chat_template == original.chat_template
 
 
+def test_a_file_is_known_by_its_content_whatever_its_name(tmp_path: Path, numbers: Path) -> None:
+    file = write_gguf(tmp_path / "model.gguf", numbers, {"": Kind.Q8_0})
+    for name, called in (("sha256-0a1b", "sha256-0a1b"), ("Model-Q8_0.GGUF", "Model-Q8_0")):
+        other = file.rename(tmp_path / name)
+        assert ServeSettings.model_validate({"model": other}).model_name == called
+        require_servable(prepared_folder(other), device="cpu")
+        file = other
+    assert prepared_folder(tmp_path) == prepared_folder(file)
+    (tmp_path / "model.safetensors").write_bytes(bytes(64))
+    with pytest.raises(InvalidRequest, match=r"safetensors is a file, and no GGUF: give the folde"):
+        prepared_folder(tmp_path / "model.safetensors")
+
+
 def test_files_beside_it_go_before_what_it_says(tmp_path: Path, numbers: Path) -> None:
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -235,6 +255,9 @@ def test_files_beside_it_go_before_what_it_says(tmp_path: Path, numbers: Path) -
     assert Checkpoint(made).eos_token_ids() == (7,)
     (folder / "other.gguf").write_bytes(b"GGUF")
     with pytest.raises(InvalidRequest, match=r"several GGUF files, other\.gguf, some\.gguf"):
+        prepared_folder(folder)
+    (folder / "other.gguf").rename(folder / "mmproj-some.gguf")
+    with pytest.raises(InvalidRequest, match=r"without its vision projector, mmproj, which is not"):
         prepared_folder(folder)
 
 

@@ -160,6 +160,20 @@ def test_without_network_the_error_explains_the_download_by_hand(home: Path, fin
     assert f"hf download {NAME} --local-dir FOLDER" in said
 
 
+def test_of_a_repository_of_gguf_files_it_is_said_how_one_is_had(
+    hub: HubServer, home: Path, find: Find
+) -> None:
+    for name in ("config.json", "model.safetensors", "pytorch_model.bin"):
+        (hub.folder / name).unlink()
+    said = find(hub.url, home)
+    assert said.startswith("NotFound") and f"{NAME} has no config.json" in said
+    assert f"`hf download {NAME} FILE.gguf --local-dir FOLDER`" in said
+    for path in hub.folder.iterdir():  # nothing that is read of a model
+        if path.suffix in (".json", ".jinja"):
+            path.unlink()
+    assert find(hub.url, home) == said
+
+
 def test_a_model_that_cannot_be_served_is_not_downloaded(
     hub: HubServer, home: Path, find: Find
 ) -> None:

@@ -98,6 +98,37 @@ def unreadable(name: str) -> Change:
 LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 5\n"
 
 
+def indexed(folder: Path) -> None:
+    """By an index that names a tensor more than the file has."""
+    files = dict.fromkeys(
+        (*load_file(folder / "model.safetensors"), "more.weight"), "a.safetensors"
+    )
+    renamed("model.safetensors", "a.safetensors")(folder)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+
+
+def entry(name: str = "a", **changes: Any) -> Change:
+    """A file of two tensors in which that of one says something else, or another one is added."""
+
+    def change(folder: Path) -> None:
+        tensor = {"dtype": "F32", "shape": [2, 2]}
+        header: dict[str, Any] = {
+            "a": tensor | {"data_offsets": [0, 16]},
+            "b": tensor | {"data_offsets": [16, 32]},
+        }
+        header[name] = header.get(name, header["a"]) | changes
+        written = json.dumps(header).encode()
+        content = len(written).to_bytes(8, "little") + written + bytes(48 if name == "b" else 32)
+        (folder / "model.safetensors").write_bytes(content)
+
+    return change
+
+
+def longer(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes() + bytes(8))
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -155,8 +186,18 @@ LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 5\n"
         (unreadable("model.safetensors"), "cannot read .*model.safetensors: Input/output error"),
         (written("model.safetensors", b"\xff" * 99), "no safetensors file"),
         (cut_short, "bytes of .*: download it again"),
+        (entry(data_offsets=[-8, 8]), r"the tensor a has the data_offsets \[-8, 8\]: download"),
+        (entry(data_offsets=[0, 8]), "the tensor a is F32 \\[2, 2\\], of 16 bytes, and has 8"),
+        (entry(shape="ab"), "the tensor a has the shape 'ab'"),
+        (entry(dtype=None), "the tensor a has the dtype None"),
+        (entry("b", data_offsets=[0, 16]), "the tensor a and the tensor b overlap"),
+        (entry("b", data_offsets=[32, 48]), "nothing is said of bytes 16 to 32 before .* b"),
+        (entry("c", dtype="F16", shape=[8]), "the tensor a and the tensor c overlap"),
+        (entry("c", shape=[8], data_offsets=[32, 64]), "has .* bytes of .*: download it again"),
+        (longer, "8 bytes follow its last tensor"),
         (sharded, "lacks 2 of 3 files that .* names: b.safetensors, c.safetensors"),
         (written("model.safetensors.index.json", "{}"), 'no "weight_map"'),
+        (indexed, "a.safetensors lacks more.weight, which model.safetensors.index.json says is in"),
     ],
 )
 def test_what_cannot_be_served_is_refused_with_the_reason(
