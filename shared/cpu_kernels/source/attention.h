@@ -114,8 +114,10 @@ private:
 
     // The pages of strip `number`, null where there are none.
     void find_pages(int64_t number, int64_t keys, const void** pages) const {
-        for (int64_t p = number * STRIP_PAGES; p < (number + 1) * STRIP_PAGES; p++)
-            *pages++ = p * PAGE < keys ? page_of<T>(cache_, table_[p / cache_.pages], p % cache_.pages, head_) : nullptr;
+        for (int64_t p = number * STRIP_PAGES; p < (number + 1) * STRIP_PAGES; p++) {
+            const PagePlace at(cache_, p);
+            *pages++ = p * PAGE < keys ? page_of<T>(cache_, table_[at.block], at.page, head_) : nullptr;
+        }
     }
 
     // False where a page that some row sees in part only has values that are no finite numbers: a weight of zero does

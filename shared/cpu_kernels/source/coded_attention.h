@@ -94,9 +94,11 @@ private:
 
     // The pages of strip `number`, null where there are none.
     void find_pages(int64_t number, int64_t keys, CodedPage* pages) const {
-        for (int64_t p = number * STRIP_PAGES; p < (number + 1) * STRIP_PAGES; p++)
-            *pages++ = p * PAGE < keys ? coded_page_of<T>(cache_, table_[p / cache_.pages], p % cache_.pages, head_)
+        for (int64_t p = number * STRIP_PAGES; p < (number + 1) * STRIP_PAGES; p++) {
+            const PagePlace at(cache_, p);
+            *pages++ = p * PAGE < keys ? coded_page_of<T>(cache_, table_[at.block], at.page, head_)
                                        : CodedPage{nullptr, size_};
+        }
     }
 
     // Adds a strip's values to the sums of a group.

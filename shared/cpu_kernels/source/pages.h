@@ -38,6 +38,17 @@ static inline typename T::Element* page_of(const Cache& cache, int64_t block, in
     return (typename T::Element*)cache.base + pages * 2 * PAGE * cache.size;
 }
 
+// Where a sequence's page lies: the place of its block in the table, and the page of the block.
+struct PagePlace {
+    int64_t block, page;
+
+    PagePlace(const Cache& cache, int64_t p) : block(p), page(0) {
+        if (cache.pages == 1) return;  // most often: a division takes as long as some products
+        block = p / cache.pages;
+        page = p % cache.pages;
+    }
+};
+
 // The page that holds a slot (block * block size + place).
 template <class T>
 static inline typename T::Element* page_at(const Cache& cache, int64_t slot, int64_t head) {
