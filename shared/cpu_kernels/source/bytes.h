@@ -171,6 +171,22 @@ struct UnsignedDots {
 
 #endif
 
+// Adds to each lane the products of its two signed halves and those of `word`.
+static inline ints add_pair(ints acc, ints pairs, int32_t word) {
+#if defined(__AVX512VNNI__)
+    return (ints)_mm512_dpwssd_epi32((__m512i)acc, (__m512i)pairs, (__m512i)broadcast_int(word));
+#elif defined(__AVX512BW__)
+    return acc + (ints)_mm512_madd_epi16((__m512i)pairs, (__m512i)broadcast_int(word));
+#elif defined(__AVXVNNI__)
+    return (ints)_mm256_dpwssd_avx_epi32((__m256i)acc, (__m256i)pairs, (__m256i)broadcast_int(word));
+#elif defined(__AVX2__)
+    return acc + (ints)_mm256_madd_epi16((__m256i)pairs, (__m256i)broadcast_int(word));
+#else
+    const auto v = (int16x8_t)pairs, x = (int16x8_t)broadcast_int(word);
+    return acc + (ints)vpaddq_s32(vmull_s16(vget_low_s16(v), vget_low_s16(x)), vmull_high_s16(v, x));
+#endif
+}
+
 // LANES signed bytes.
 static inline ints load_signed_bytes(const int8_t* from) {
 #if defined(__AVX512F__)

@@ -3,6 +3,7 @@
 
 #include "codes.h"
 #include "tile_quantized.h"
+#include "whole_products.h"
 
 namespace tessera {
 
@@ -148,23 +149,27 @@ static inline CodeKernel find_code_kernel(const Quantized& q) {
 template <class T>
 static void multiply_codes_by_vectors(const CodeCall& call, int64_t first, int64_t last, Running* best) {
     const LinearCall& linear = call.linear;
-    const CodeKernel kernel = find_code_kernel(*linear.layer->quantized);
-    const int64_t words = panel_words(*call.groups, linear.layer->quantized->format);
+    const Quantized& q = *linear.layer->quantized;
+    const CodeKernel kernel = find_code_kernel(q);
+    const bool whole = takes_whole(*call.groups, q, linear.rows);
+    const WholeKernel whole_kernel = find_whole_kernel(q);
+    const int64_t words = panel_words(*call.groups, q.format);
     const int64_t groups = (linear.rows + kernel.most_rows - 1) / kernel.most_rows;
     floats y[2 * TILE_ROWS];
     for_panels<T>(linear, first, last, [&](int64_t panel, const floats* added) {
         const int32_t* w = linear.layer->panels + panel * words;
+        const auto finish_row = [&](int64_t r, floats left, floats right) {
+            if (added) {
+                left = left + added[2 * r];
+                right = right + added[2 * r + 1];
+            }
+            finish<T>(linear, panel, r, left, right, best);
+        };
+        if (whole) return multiply_panel_whole(call, whole_kernel, panel, w, finish_row);
         for (int64_t group = 0; group < groups; group++) {
             const int64_t row = linear.rows * group / groups, end = linear.rows * (group + 1) / groups;
             kernel.multiply(call, panel, w, row, (int)(end - row), y);
-            for (int64_t r = row; r < end; r++) {
-                floats left = y[2 * (r - row)], right = y[2 * (r - row) + 1];
-                if (added) {
-                    left = left + added[2 * r];
-                    right = right + added[2 * r + 1];
-                }
-                finish<T>(linear, panel, r, left, right, best);
-            }
+            for (int64_t r = row; r < end; r++) finish_row(r, y[2 * (r - row)], y[2 * (r - row) + 1]);
         }
     });
 }
@@ -200,9 +205,10 @@ static void multiply_coded(Pool& pool, const Linear& layer, const typename T::El
     }
     call.linear.by_tiles = by_tiles;
     // Of zeros that differ by output each row's sums as they are; else what one zero makes of them.
-    const int taken_off = by_tiles ? 0 : find_code_kernel(q).taken_off;
+    const bool whole = !by_tiles && takes_whole(groups, q, rows);
+    const int taken_off = by_tiles || whole ? 0 : find_code_kernel(q).taken_off;
     call.rows = to_digits<T>(pool, x, x_stride, rows, by_tiles ? tile_groups(layer) : groups, q.order, q.digits,
-                             q.zeros ? 1 : taken_off - q.zero, by_tiles);
+                             q.zeros ? 1 : taken_off - q.zero, by_tiles ? APART : whole ? WHOLE : IN_TURN);
     if (by_tiles) call.linear.passes = code_passes(call.linear, call.rows);
     run_panels(pool, call.linear, panel_words(groups, q.format) * 4, code_tile<T>, &call);
 }

@@ -16,6 +16,7 @@ struct CodeForm {
     int64_t group;
     bool zeros, minima, ordered;
     int run_shift = -1;  // of factors; below zero: there are none
+    bool far = false;    // whether some scales are far from one
 
     int bits() const {
         using namespace tessera;
@@ -73,7 +74,9 @@ struct Coded {
 
 private:
     float draw_scale() const {
-        const float scale = 0.001f * (float)(1 + numbers()() % 1000) / 512;
+        const uint32_t drawn = numbers()() % 64;
+        if (drawn < 2) return 0;
+        const float scale = (form.far && drawn < 8 ? 0x1p-80f : 0.001f) * (float)(1 + numbers()() % 1000) / 512;
         if (form.scale_type == tessera::FLOAT32) return scale;
         if (form.scale_type == tessera::FLOAT16) {  // eleven bits, fewer where it is denormal
             const int exponent = std::max(std::ilogb(scale) - 10, -24);
@@ -251,15 +254,15 @@ void check_code_tiles() {
 
 // A number that is none spoils its row, and no other.
 template <class T>
-void check_spoilt(Check& check) {
-    const Coded coded({tessera::BYTES, 2, tessera::FLOAT32, 32, false, false, false}, PANEL, 96);
-    auto x = elements<T>(drawn<T>(3, 96));
-    const auto right = applied<float>(TYPE<T>, coded.layer, x, 0, 3);
+void check_spoilt(Check& check, int format, int rows) {
+    const Coded coded({format, 2, tessera::FLOAT32, 32, false, false, false}, PANEL, 96);
+    auto x = elements<T>(drawn<T>(rows, 96));
+    const auto right = applied<float>(TYPE<T>, coded.layer, x, 0, rows);
     x[96 + 40] = element<T>(NAN);
-    const auto y = applied<float>(TYPE<T>, coded.layer, x, 0, 3);
-    const std::vector<float> first(y.begin(), y.begin() + PANEL), last(y.end() - PANEL, y.end());
+    const auto y = applied<float>(TYPE<T>, coded.layer, x, 0, rows);
+    const std::vector<float> first(y.begin(), y.begin() + PANEL), last(y.begin() + 2 * PANEL, y.end());
     check.same(first, right, 0, "a row beside one that is no number");
-    check.same(last, right, 2 * PANEL, "a row beside one that is no number");
+    check.same(last, right, 2 * PANEL, "rows beside one that is no number");
     std::vector<int> none(PANEL, 1), found;
     for (int64_t c = 0; c < PANEL; c++) found.push_back(std::isnan(y[PANEL + c]));
     check.same(found, none, 0, "a row with what is no number");
@@ -269,7 +272,12 @@ template <class T>
 void check_quantized() {
     using namespace tessera;
     Check check("linear, codes", TYPE<T>);
-    check_spoilt<T>(check);
+    for (int rows : {3, 20})
+        for (int format : {BYTES, NIBBLES}) check_spoilt<T>(check, format, rows);
+    for (int format : {BYTES, NIBBLES, FIVES}) {
+        check_coded<T>(check, {format, 2, FLOAT32, 32, false, false, false, -1, true}, PANEL, 96);
+        check_coded<T>(check, {format, 2, FLOAT32, 32, false, true, false, -1, true}, PANEL, 96);
+    }
     for (int digits : {1, 2})
         for (int format : {BYTES, NIBBLES, TABLE})
             for (int64_t group : {0, 8, 20, 64, 128}) {
