@@ -171,6 +171,7 @@ static inline bool takes_inputs(const LinearCall& call, int& tile) {
         tile -= call.added->tiles;
         return false;
     }
+    ask_after_inputs<T>(*call.added_inputs, *call.added, tile);
     take_input_tile<T>(*call.added_inputs, tile);
     call.added->done->fetch_add(1, std::memory_order_release);
     return true;
@@ -184,15 +185,9 @@ static inline void for_panels(const LinearCall& call, int64_t first, int64_t las
         for (int64_t place = first; place < last; place++) body(place, nullptr);
         return;
     }
-    const int64_t most = added_panels(call.rows);
-    for (int64_t begin = first; begin < last; begin += most) {
-        const int64_t end = std::min(last, begin + most);
-        const floats* added = add_segments<T>(*call.added, begin, end);
-        for (int64_t place = begin; place < end; place++) {
-            ask_for_segments<T>(*call.added, place);
-            body(place, added + (place - begin) * call.rows * 2);
-        }
-    }
+    for (int64_t place = first; place < last; place++) body(place, added_to_panel<T>(*call.added, place, last));
+    const Added::Run run = call.added->run_of(last - 1);
+    if (last == run.last && call.added->next) ask_for(call.added->next[run.number]);
 }
 
 template <class T>
@@ -226,7 +221,9 @@ static void run_panels(Pool& pool, LinearCall& call, int64_t panel_bytes, Pool::
     const int64_t inputs = call.added ? call.added->tiles : 0;
     if (call.added) {
         call.added->panels = call.panels;
-        call.added->ahead = call.panels_each;
+        call.added->panels_each = call.panels_each;
+        call.added->weights = (const char*)layer.panels;
+        call.added->panel_bytes = panel_bytes;
     }
     static thread_local std::vector<Largest> found;
     if (layer.result == LARGEST) {
@@ -288,7 +285,7 @@ static void linear(Pool& pool, const Linear& layer, const typename T::Element* x
     Added added;
     InputCall inputs;
     if (additions) {
-        inputs = plan_inputs<T>(*additions, x, x_stride, added);
+        inputs = plan_inputs<T>(pool, *additions, x, x_stride, added);
         call.added = &added;
         call.added_inputs = &inputs;
     }

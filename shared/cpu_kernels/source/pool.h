@@ -22,7 +22,7 @@ class Pool {
 public:
     typedef void (*Work)(void* context, int tile);
 
-    explicit Pool(int threads) : runs_(threads + 1) {
+    explicit Pool(int threads) : runs_(2 * threads) {
         for (int i = 1; i < threads; i++) workers_.emplace_back([this, i] { serve(i); });
     }
 
@@ -43,12 +43,18 @@ public:
 #endif
     }
 
-    // Runs work(context, 0 .. tiles - 1), each tile taken by whoever comes. A second caller meanwhile does its tiles alone.
-    void run(int tiles, Work work, void* context) { run(tiles, tiles, work, context); }
+    // Where the first `runs` of the threads' runs end, of so many tiles.
+    static int runs_end(int tiles, int threads, int runs) { return (int)((int64_t)tiles * runs / threads); }
 
-    // The same for tiles of which only the first `shared` ones are taken so, and before all others: the others are divided
-    // among the threads in their order.
-    void run(int tiles, int shared, Work work, void* context) {
+    // Runs work(context, 0 .. tiles - 1), each tile taken by whoever comes. A second caller meanwhile does its tiles alone.
+    void run(int tiles, Work work, void* context) { run(tiles, tiles, work, context, false); }
+
+    // The same for tiles that are divided among the threads in their order: the first ones, and, taken when of those none
+    // is left, the others.
+    void run(int tiles, int first, Work work, void* context) { run(tiles, first, work, context, true); }
+
+private:
+    void run(int tiles, int first, Work work, void* context, bool divided) {
         if (workers_.empty() || tiles == 1 || busy_.exchange(true)) {
             for (int tile = 0; tile < tiles; tile++) work(context, tile);
             return;
@@ -62,12 +68,13 @@ public:
         tiles_ = tiles;
         taken_.store(0);
         done_.store(0);
-        int first = 0;
-        for (int i = 0; i <= threads(); i++) {
-            const int end = shared + (int)((int64_t)(tiles - shared) * i / threads());
+        for (int i = 0, begin = 0; i < 2 * threads(); i++) {
+            // Undivided: all of them are the first run of the first thread.
+            const int own = divided ? i % threads() + 1 : threads();
+            const int end = i < threads() ? runs_end(first, threads(), own) : first + runs_end(tiles - first, threads(), own);
             runs_[i].end.store((uint32_t)end);
-            runs_[i].next.store(region | (uint32_t)first);
-            first = end;
+            runs_[i].next.store(region | (uint32_t)begin);
+            begin = end;
         }
         announce();
         take(0);
@@ -75,17 +82,17 @@ public:
         busy_.store(false);
     }
 
-private:
     // Tiles that follow each other: the next one to be taken, below the number of its region, and their end.
     struct alignas(64) Run {
         std::atomic<uint64_t> next{UINT32_MAX};
         std::atomic<uint32_t> end{0};
     };
 
-    // Takes tiles of the current region until there are none: those for all, this thread's own, then others'.
+    // Takes tiles of the current region until there are none: of the first ones and then of the others this thread's own,
+    // and those that other threads have not come to.
     void take(int thread) {
-        take_run(runs_[0]);
-        for (int i = 0; i < threads() && taken_.load() < tiles_.load(); i++) take_run(runs_[1 + (thread + i) % threads()]);
+        for (int i = 0; i < 2 * threads() && taken_.load() < tiles_.load(); i++)
+            take_run(runs_[i / threads() * threads() + (thread + i) % threads()]);
     }
 
     void take_run(Run& run) {
@@ -137,7 +144,7 @@ private:
 
     static constexpr long SPIN_NS = 50000;
 
-    std::vector<Run> runs_;  // the tiles for all, then each thread's
+    std::vector<Run> runs_;  // each thread's of the first tiles, then each thread's of the others
     uint64_t regions_ = 0;
     std::atomic<int> tiles_{0};
     std::atomic<int> taken_{0};

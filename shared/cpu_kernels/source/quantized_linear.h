@@ -199,7 +199,7 @@ static void multiply_coded(Pool& pool, const Linear& layer, const typename T::El
     Added added;
     InputCall inputs;
     if (additions) {
-        inputs = plan_inputs<T>(*additions, x, x_stride, added);
+        inputs = plan_inputs<T>(pool, *additions, x, x_stride, added);
         call.linear.added = &added;
         call.linear.added_inputs = &inputs;
     }

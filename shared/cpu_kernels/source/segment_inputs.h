@@ -1,7 +1,8 @@
 // down(x) of low-rank adapters (`segments.h`), for the rows of each of them.
 //
-// Ranks are so few that a weight's rows are read as they are: a sum has a number for each lane, which are added up at
-// last. It is in float32 whatever the element type.
+// A sum has a number for each lane, which are added up at last. It is in float32 whatever the element type. `down` is
+// [rank, inputs] in groups of four ranks, the last one of those that are left: of each group a vector of inputs of every
+// rank, then the next vector, the last one filled up with zeros. So a group is one stream.
 #pragma once
 
 #include <algorithm>
@@ -12,10 +13,9 @@
 
 namespace tessera {
 
-constexpr int64_t RANKS_EACH = 4;   // of an addition, in one tile
+constexpr int64_t RANKS_EACH = 4;   // of an addition, in a group and one tile
 constexpr int64_t INPUT_ROWS = LANES == 16 ? 4 : 2;  // rows whose sums stay in registers, with those ranks
-constexpr int64_t INPUTS_AHEAD = 512;  // how far ahead of the sums `down` is asked for
-constexpr int64_t SOON_VECTORS = 16;  // of the next product, those of its first tiles
+constexpr int64_t DOWN_AHEAD = 2048;  // how far ahead of the sums `down` is asked for, bytes
 constexpr int64_t ROWS_EACH = 64;   // in one tile
 
 // RANKS ranks of R rows.
@@ -23,27 +23,28 @@ template <class T, int R, int RANKS>
 static inline void take_ranks(const typename T::Element* const* x, const typename T::Element* down, int64_t inputs,
                               float* const* out) {
     LaneSums sums[R][RANKS];
-    const int64_t whole = inputs / LANES;
-    for (int64_t i = 0; i < whole; i++) {
+    const auto take = [&](int64_t i, const floats* v) {
         floats columns[RANKS];
+        const char* ahead = (const char*)(down + i * RANKS * LANES) + DOWN_AHEAD;
+        for (size_t byte = 0; byte < RANKS * LANES * sizeof *down; byte += 64) __builtin_prefetch(ahead + byte);
 #pragma GCC unroll 4
-        for (int k = 0; k < RANKS; k++) {
-            columns[k] = T::read(down + k * inputs + i * LANES);
-            __builtin_prefetch(down + k * inputs + i * LANES + INPUTS_AHEAD);
-        }
+        for (int k = 0; k < RANKS; k++) columns[k] = T::read(down + (i * RANKS + k) * LANES);
 #pragma GCC unroll 4
         for (int r = 0; r < R; r++) {
-            const floats v = T::read(x[r] + i * LANES);
 #pragma GCC unroll 4
-            for (int k = 0; k < RANKS; k++) sums[r][k].add_product(i, columns[k], v);
+            for (int k = 0; k < RANKS; k++) sums[r][k].add_product(i, columns[k], v[r]);
         }
+    };
+    floats v[R];
+    const int64_t whole = inputs / LANES;
+    for (int64_t i = 0; i < whole; i++) {
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) v[r] = T::read(x[r] + i * LANES);
+        take(i, v);
     }
     if (const int rest = (int)(inputs % LANES)) {
-        const int64_t i = whole * LANES;
-        for (int k = 0; k < RANKS; k++) {
-            const floats column = read_some<T>(down + k * inputs + i, rest);
-            for (int r = 0; r < R; r++) sums[r][k].add_product(whole, column, read_some<T>(x[r] + i, rest));
-        }
+        for (int r = 0; r < R; r++) v[r] = read_some<T>(x[r] + whole * LANES, rest);
+        take(whole, v);
     }
     for (int r = 0; r < R; r++)
         for (int k = 0; k < RANKS; k++) out[r][k] = sums[r][k].total();
@@ -52,13 +53,16 @@ static inline void take_ranks(const typename T::Element* const* x, const typenam
 template <class T, int R>
 static inline void take_inputs(const typename T::Element* const* x, const typename T::Element* down, int64_t inputs,
                                int64_t ranks, float* const* out) {
-    if (ranks == RANKS_EACH) return take_ranks<T, R, RANKS_EACH>(x, down, inputs, out);
-    for (int64_t k = 0; k < ranks; k++) {
-        float* to[R];
-        for (int r = 0; r < R; r++) to[r] = out[r] + k;
-        take_ranks<T, R, 1>(x, down + k * inputs, inputs, to);
+    switch (ranks) {
+        case 1: return take_ranks<T, R, 1>(x, down, inputs, out);
+        case 2: return take_ranks<T, R, 2>(x, down, inputs, out);
+        case 3: return take_ranks<T, R, 3>(x, down, inputs, out);
+        default: return take_ranks<T, R, 4>(x, down, inputs, out);
     }
 }
+
+// `inputs` with the zeros that follow them.
+static inline int64_t whole_vectors(int64_t inputs) { return (inputs + LANES - 1) / LANES * LANES; }
 
 // Some ranks of one addition for some rows of its segment.
 struct InputTile {
@@ -77,11 +81,28 @@ struct InputCall {
 };
 
 template <class T>
+static inline const void* down_of(const Addition& addition, int64_t rank) {
+    return (const typename T::Element*)addition.down + rank * whole_vectors(addition.inputs);
+}
+
+// Asks for what a thread reads after a tile: the next one's `down`, or, of the last in its run, what is added to its run
+// of panels.
+template <class T>
+static inline void ask_after_inputs(const InputCall& call, const Added& added, int number) {
+    for (int run = 0; run < added.threads; run++) {
+        if (number + 1 != Pool::runs_end(added.tiles, added.threads, run + 1)) continue;
+        const Added::Run panels = added.run(run);
+        return ask_for_up<T>(*added.all[0], panels.first, panels.last);
+    }
+    ask_for(down_of<T>(*call.tiles[number + 1].addition, call.tiles[number + 1].rank));
+}
+
+template <class T>
 static void take_input_tile(const InputCall& call, int number) {
     const InputTile& tile = call.tiles[number];
     typedef typename T::Element Element;
     const Addition& addition = *tile.addition;
-    const auto* down = (const Element*)addition.down + tile.rank * addition.inputs;
+    const auto* down = (const Element*)down_of<T>(addition, tile.rank);
     for (int64_t row = 0; row < tile.rows; row += INPUT_ROWS) {
         const Element* x[INPUT_ROWS];
         float* out[INPUT_ROWS];
@@ -100,18 +121,49 @@ static void take_input_tile(const InputCall& call, int number) {
     }
 }
 
+static inline int64_t divided(int64_t count, int64_t each) { return (count + each - 1) / each; }
+
+// What each of so many threads first reads of `down` of the layer's next product; this thread's until its next call.
+template <class T>
+static const void* const* beginnings(const Additions& additions, int threads) {
+    static thread_local std::vector<const void*> found;
+    if (additions.product == Adapter::DOWN) return nullptr;
+    const Segments& segments = *additions.segments;
+    const auto tiles_of = [&](int64_t s, const Addition& addition) {
+        return divided(segments.starts[s + 1] - segments.starts[s], ROWS_EACH) * divided(addition.rank, RANKS_EACH);
+    };
+    const auto each = [&](const auto& body) {
+        for (int64_t s = 0; s < segments.count; s++) {
+            const auto& own = additions.adapters[s]->products[additions.product + 1];
+            for (int64_t i = 0; i < own.count; i++) body(own.all[i], tiles_of(s, own.all[i]));
+        }
+    };
+    int64_t all = 0, before = 0;
+    each([&](const Addition&, int64_t tiles) { all += tiles; });
+    if (!all) return nullptr;
+    found.assign(threads, nullptr);
+    each([&](const Addition& addition, int64_t tiles) {
+        for (int run = 0; run < threads; run++) {
+            const int64_t tile = Pool::runs_end((int)all, threads, run) - before;
+            if (tile < 0 || tile >= tiles) continue;
+            found[run] = down_of<T>(addition, tile % divided(addition.rank, RANKS_EACH) * RANKS_EACH);
+        }
+        before += tiles;
+    });
+    return found.data();
+}
+
 // What is to be done for all additions to a layer whose rows are x. All of it is the calling thread's memory until its
 // next call.
 template <class T>
-static InputCall plan_inputs(const Additions& additions, const typename T::Element* x, int64_t x_stride, Added& added) {
+static InputCall plan_inputs(const Pool& pool, const Additions& additions, const typename T::Element* x, int64_t x_stride, Added& added) {
     static thread_local std::vector<InputTile> tiles;
     static thread_local std::vector<const Addition*> all;
     static thread_local std::vector<int64_t> starts, at;
     static thread_local std::vector<float> inputs;
     static thread_local std::atomic<int> done;
-    static thread_local std::vector<Soon> soon;
+    static std::atomic<uint64_t> calls{0};
     tiles.clear();
-    soon.clear();
     all.clear();
     starts.assign(1, 0);
     at.clear();
@@ -132,20 +184,11 @@ static InputCall plan_inputs(const Additions& additions, const typename T::Eleme
             numbers += rows * addition.rank;
         }
         starts.push_back((int64_t)all.size());
-        if (additions.product == Adapter::DOWN) continue;
-        const auto& next = additions.adapters[s]->products[additions.product + 1];
-        for (int64_t i = 0; i < next.count; i++) {
-            const Addition& addition = next.all[i];
-            constexpr int64_t SIZE = sizeof(typename T::Element);
-            soon.push_back({(const char*)addition.down, addition.rank * addition.inputs * SIZE});
-            soon.push_back({(const char*)addition.up, std::min<int64_t>(addition.last - addition.first, SOON_VECTORS) *
-                                                          addition.rank * LANES * SIZE});
-        }
     }
     inputs.resize(std::max<int64_t>(inputs.size(), numbers));
     done.store(0);
     added = {&segments, all.data(), starts.data(), inputs.data(), at.data(), (int)tiles.size(), &done,
-             soon.data(), (int64_t)soon.size(), 0, 0};
+             ++calls, 0, 0, pool.threads(), nullptr, 0, beginnings<T>(additions, pool.threads())};
     return {x, x_stride, inputs.data(), tiles.data()};
 }
 

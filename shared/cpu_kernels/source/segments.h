@@ -21,7 +21,7 @@ enum Side { BOTH_SIDES = 0, LEFT = 1, RIGHT = 2 };
 
 // One adapter's addition to one linear layer. `up` is zero for what its vectors have beside its own outputs.
 struct Addition {
-    const void* down;  // [rank, inputs] of the element type
+    const void* down;  // of the element type, as `segment_inputs.h` has it
     const void* up;    // [last - first, rank, LANES] of the element type
     int64_t rank, inputs;
     int64_t first, last;  // vectors of outputs
@@ -58,18 +58,6 @@ struct Additions {
     }
 };
 
-// Memory that will be read soon.
-struct Soon {
-    const char* at;
-    int64_t bytes;
-
-    // Asks for one of so many parts.
-    void ask(int64_t part, int64_t parts) const {
-        const int64_t end = bytes * (part + 1) / parts;
-        for (int64_t byte = bytes * part / parts; byte < end; byte += 64) __builtin_prefetch(at + byte, 0, 2);
-    }
-};
-
 // All of them, one segment's after the other's, with what `down` makes of the rows: for each addition [rows of its segment,
 // rank], at `inputs[at[i]]`. That is done in so many tiles of the region that multiplies with the layer's own weights: its
 // first ones.
@@ -81,31 +69,47 @@ struct Added {
     const int64_t* at;
     int tiles;
     std::atomic<int>* done;
-    const Soon* soon;  // what the layer's next product has
-    int64_t soon_count;
-    int64_t panels, ahead;  // of the product, and how far ahead of a panel what is added is asked for
+    uint64_t number;  // of the call, which no other has
+    int64_t panels, panels_each;  // of the product, and in a tile
+    int threads;
+    const char* weights;  // of the layer itself, its panels
+    int64_t panel_bytes;
+    const void* const* next;  // what each thread first reads of `down` of the layer's next product, or null
 
     // Until the last of those tiles, which other threads have, is done.
     void wait() const {
         while (done->load(std::memory_order_acquire) < tiles) Pool::pause();
     }
+
+    // Panels that a thread has a run of.
+    struct Run {
+        int number;
+        int64_t first, last;
+    };
+
+    Run run(int number) const {
+        const int all = (int)((panels + panels_each - 1) / panels_each);
+        const auto end = [&](int runs) { return std::min(panels, Pool::runs_end(all, threads, runs) * panels_each); };
+        return {number, end(number), end(number + 1)};
+    }
+
+    Run run_of(int64_t panel) const {
+        int number = 0;
+        while (run(number).last <= panel) number++;
+        return run(number);
+    }
 };
 
-// Asks for what will be read: additions lie apart from the layer's own stream of weights, a few kilobytes in each place.
-template <class T>
-static inline void ask_for_segments(const Added& added, int64_t panel) {
-    for (int64_t i = 0; i < added.starts[added.segments->count]; i++) {
-        const Addition& addition = *added.all[i];
-        const int64_t each = addition.side == BOTH_SIDES ? 2 : 1;
-        const int64_t bytes = addition.rank * LANES * sizeof(typename T::Element);
-        const int64_t first = std::max(addition.first, each * (panel + added.ahead));
-        const int64_t last = std::min(addition.last, each * (panel + added.ahead + 1));
-        if (first < last) Soon{(const char*)addition.up + (first - addition.first) * bytes, (last - first) * bytes}.ask(0, 1);
-    }
-    for (int64_t i = 0; i < added.soon_count; i++) added.soon[i].ask(panel, added.panels);
+// Asks for the beginning of what will be read in one stream: from where memory has nothing under way it takes as long to
+// come as kilobytes later.
+constexpr int64_t BEGINNING = 2048;
+
+static inline void ask_for(const void* beginning) {
+    for (int64_t byte = 0; byte < BEGINNING; byte += 64) __builtin_prefetch((const char*)beginning + byte);
 }
 
-constexpr int64_t ADDED_BYTES = 32 << 10;  // of sums at once: they stay in a core's caches while panels pass
+constexpr int64_t ADDED_BYTES = 128 << 10;  // of sums at once: they stay in a core's caches while panels pass
+constexpr int64_t UP_AHEAD = 4096;  // how far ahead of the sums `up` is asked for, bytes
 
 // Multiplies VECTORS vectors of outputs with what `down` made of R rows and adds that to `sums`, of each vector and row.
 template <class T, int R, int VECTORS>
@@ -116,6 +120,8 @@ static inline void add_vectors(const typename T::Element* up, int64_t rank, cons
         for (int r = 0; r < R; r++) held[v][r] = *sums[v][r];
     for (int64_t k = 0; k < rank; k++) {
         floats columns[VECTORS];
+        const char* ahead = (const char*)(up + k * VECTORS * LANES) + UP_AHEAD;
+        for (size_t byte = 0; byte < VECTORS * LANES * sizeof *up; byte += 64) __builtin_prefetch(ahead + byte);
 #pragma GCC unroll 4
         for (int v = 0; v < VECTORS; v++) columns[v] = T::read(up + (v * rank + k) * LANES);
 #pragma GCC unroll 4
@@ -178,28 +184,67 @@ static inline void add_to_segment(const Addition& addition, const int64_t* membe
     }
 }
 
-// How many panels' sums are kept at once.
+// Asks for what an addition to panels [first, last) reads first.
+template <class T>
+static inline void ask_for_up(const Addition& addition, int64_t first, int64_t last) {
+    const int64_t each = addition.side == BOTH_SIDES ? 2 : 1, begin = std::max(addition.first, each * first);
+    if (begin >= std::min(addition.last, each * last)) return;
+    ask_for((const typename T::Element*)addition.up + (begin - addition.first) * addition.rank * LANES);
+}
+
+// How many panels' sums are kept at once: most often those of all that a thread has of a layer.
 static inline int64_t added_panels(int64_t rows) {
     return std::max<int64_t>(1, ADDED_BYTES / (rows * 2 * (int64_t)sizeof(floats)));
 }
 
-// What all segments add to panels [first, last): [panels][rows][2] vectors, this thread's until its next call. Not
-// inlined: it is called once for many panels.
+// What all segments add to some panels: [last - first][rows][2] vectors.
+struct AddedPanels {
+    uint64_t number = 0;  // of the call
+    int64_t first = 0, last = 0;
+    std::vector<floats> sums;
+};
+
+// Not inlined: it is called once for many panels.
 template <class T>
-[[gnu::noinline]] static const floats* add_segments(const Added& added, int64_t first, int64_t last) {
-    static thread_local std::vector<floats> memory;
+[[gnu::noinline]] static void add_segments(const Added& added, AddedPanels& panels) {
     const Segments& segments = *added.segments;
     // Minus zero is what may be added to any sum, zero of either sign too, and leave its bits as they are.
-    memory.assign((last - first) * segments.rows * 2, broadcast(-0.0f));
-    const AddedSums sums{memory.data(), first, last, segments.rows};
+    panels.sums.assign((panels.last - panels.first) * segments.rows * 2, broadcast(-0.0f));
+    const AddedSums sums{panels.sums.data(), panels.first, panels.last, segments.rows};
     added.wait();
+    const int64_t all = added.starts[segments.count];
     for (int64_t s = 0; s < segments.count; s++) {
         const int64_t* members = segments.members + segments.starts[s];
         const int64_t count = segments.starts[s + 1] - segments.starts[s];
-        for (int64_t i = added.starts[s]; i < added.starts[s + 1]; i++)
+        for (int64_t i = added.starts[s]; i < added.starts[s + 1]; i++) {
+            if (i + 1 < all)
+                ask_for_up<T>(*added.all[i + 1], panels.first, panels.last);
+            else
+                ask_for(added.weights + panels.first * added.panel_bytes);
             add_to_segment<T>(*added.all[i], members, count, added.inputs + added.at[i], sums);
+        }
     }
-    return memory.data();
+}
+
+// What all segments add to a panel of a tile which ends before panel `last`: [rows][2] vectors, this thread's until its
+// next call. With a run's first tile they are found for all of the run: `up` is read in one stream, at the memory's
+// bandwidth, which pieces between panels are not. Whoever takes another thread's tile finds those of that tile alone.
+template <class T>
+static inline const floats* added_to_panel(const Added& added, int64_t panel, int64_t last) {
+    static thread_local AddedPanels kept;
+    const int64_t rows = added.segments->rows;
+    if (kept.number != added.number || panel < kept.first || panel >= kept.last) {
+        const Added::Run run = added.run_of(panel);
+        if (panel == run.first || (kept.number == added.number && panel == kept.last)) last = run.last;
+        kept.number = added.number;
+        kept.first = panel;
+        kept.last = std::min(last, panel + added_panels(rows));
+        add_segments<T>(added, kept);
+    }
+    const floats* sums = kept.sums.data() + (panel - kept.first) * rows * 2;
+    if (panel + 1 < kept.last)  // they may have left the caches
+        for (int64_t i = 0; i < 2 * std::min<int64_t>(rows, TILE_ROWS); i++) __builtin_prefetch(sums + 2 * rows + i);
+    return sums;
 }
 
 }  // namespace tessera

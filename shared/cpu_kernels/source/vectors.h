@@ -83,6 +83,14 @@ static inline floats fused(floats a, floats b, floats c) {
 }
 
 static inline float sum(floats v) {
+#if defined(__AVX512F__)
+    // What the loops below do.
+    const __m512 all = (__m512)v;
+    const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+#endif
     for (int half = LANES / 2; half > 0; half /= 2)
         for (int i = 0; i < half; i++) v[i] += v[i + half];
     return v[0];
@@ -161,6 +169,8 @@ static inline halves to_bfloat16(floats v) {
 static inline ints widened(halves v) {
 #if defined(__ARM_NEON)
     return (ints)vmovl_u16((uint16x4_t)v);
+#elif defined(__AVX512F__)
+    return (ints)_mm512_cvtepu16_epi32((__m256i)v);  // gcc does it by halves
 #else
     return __builtin_convertvector(v, ints);
 #endif

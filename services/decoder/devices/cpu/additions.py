@@ -23,6 +23,7 @@ from shared.cpu_kernels.host_memory import zeros_in_huge_pages
 
 _BOTH, _LEFT, _RIGHT = 0, 1, 2
 _FIELDS = ("down", "up", "rank", "inputs", "first", "last", "side")
+_RANKS = 4  # as many as `RANKS_EACH` in `segment_inputs.h`
 _LINE = 64  # numbers: no fewer than a cache line has
 _RECORD = np.dtype([(name, np.int64) for name in _FIELDS])
 
@@ -33,8 +34,8 @@ Longs: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
 @dataclass(frozen=True)
 class CpuAddition(Addition):
     """`records`: what the kernels get, one, or two of an addition to gates and to what they gate; they point to `down`
-    [rank, inputs] and to `vectors`, the outputs of `up` as vectors [vectors, rank, lanes], of which `up` is the first
-    part. For `AddedInSteps` alone: `BaseOps.adapt` does not read them."""
+    as `_ranks` has it and to `vectors`, the outputs of `up` as vectors [vectors, rank, lanes], of which `up` is the
+    first part. For `AddedInSteps` alone: `BaseOps.adapt` does not read them."""
 
     records: Records
     vectors: Sequence[Tensor]
@@ -61,8 +62,8 @@ class Memory:
 
 def pack(place: LinearPlace, down: Tensor, up: Tensor, lanes: int, memory: Memory) -> CpuAddition:
     """down [rank, inputs], up [outputs, rank]; lanes: numbers in a vector of the kernels."""
-    down = memory.copy(down)
     rank, inputs = down.shape
+    down = memory.copy(_ranks(down, lanes))
     found: list[tuple[int, Tensor, int, int]] = []  # side, vectors, first and last of them
     if not place.gates:
         found.append((_BOTH, *_vectors(up, place.first, lanes, memory)))
@@ -82,6 +83,14 @@ def pack(place: LinearPlace, down: Tensor, up: Tensor, lanes: int, memory: Memor
     )
     vectors = tuple(one[1] for one in found)
     return CpuAddition(place, Packed(down, None), Packed(vectors[0], None), records, vectors)
+
+
+def _ranks(down: Tensor, lanes: int) -> Tensor:
+    """Inputs of four ranks side by side: for each four, or what is left of them, vectors [vectors of inputs, ranks,
+    lanes], the last one filled up with zeros; flat, one four after the other."""
+    whole = torch.nn.functional.pad(down, (0, -down.shape[1] % lanes))
+    fours = whole.view(len(whole), -1, lanes).split(_RANKS)
+    return torch.cat([four.transpose(0, 1).flatten() for four in fours])
 
 
 def _vectors(up: Tensor, first: int, lanes: int, memory: Memory) -> tuple[Tensor, int, int]:

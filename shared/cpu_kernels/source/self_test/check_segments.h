@@ -21,11 +21,23 @@ struct DrawnAddition {
 
     DrawnAddition(int64_t rank, int64_t inputs, int64_t first, int64_t outputs, int64_t gates)
         : down(drawn_weight<T>(rank, inputs)), up(drawn<T>(outputs, rank, 1)), first(first), gates(gates),
-          down_elements(elements<T>(down)) {
+          down_elements(elements<T>(by_fours())) {
         vectors.reserve(2);
         const int64_t left = gates ? std::min(std::max<int64_t>(gates - first, 0), outputs) : outputs;
         if (left) pack(0, left, first, gates ? tessera::LEFT : tessera::BOTH_SIDES);
         if (left < outputs) pack(left, outputs, first + left - gates, tessera::RIGHT);
+    }
+
+    // As `segment_inputs.h` has it.
+    Matrix by_fours() const {
+        const int64_t vectors = (down.columns + LANES - 1) / LANES;
+        Matrix lying(1, down.rows * vectors * LANES);
+        for (int64_t k = 0; k < down.rows; k++) {
+            const int64_t four = k / 4 * 4, ranks = std::min<int64_t>(4, down.rows - four);
+            for (int64_t i = 0; i < down.columns; i++)
+                lying[0][(four * vectors + i / LANES * ranks + k % 4) * LANES + i % LANES] = down[k][i];
+        }
+        return lying;
     }
 
     void pack(int64_t begin, int64_t end, int64_t output, int64_t side) {
