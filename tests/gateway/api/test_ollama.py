@@ -26,6 +26,7 @@ BODIES: dict[str, dict[str, Any]] = {
     CHAT: {"model": MODEL, "messages": MESSAGES},
     GENERATE: {"model": MODEL, "prompt": "What is there?"},
 }
+TOOL: Any = {"type": "function", "function": {"name": "count"}}
 SCHEMA: Any = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 DURATIONS = ("total_duration", "load_duration", "prompt_eval_duration", "eval_duration")
 
@@ -50,7 +51,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (GENERATE, {"prompt": "x", "format": {"uniqueItems": True}}, "format:"),
     (GENERATE, {"prompt": "x", "format": {"type": "bird"}}, "format:"),
     (CHAT, {"messages": MESSAGES, "think": True}, "think"),
-    (CHAT, {"messages": MESSAGES, "tools": [{"type": "function"}]}, "tools"),
+    (CHAT, {"messages": MESSAGES, "tools": [TOOL]}, "tools"),
     (CHAT, {"messages": MESSAGES, "logprobs": True}, "logprobs"),
     (CHAT, {"messages": MESSAGES, "truncate": True}, "truncate"),
     (CHAT, {"messages": MESSAGES, "keep_alive": "soon"}, "keep_alive"),

@@ -33,7 +33,9 @@ _CHOICES: Mapping[str, str] = {"auto": "auto", "any": "required", "none": "none"
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")
 _THINKING = ("enabled", "adaptive", "disabled")
 _DISPLAYS = (None, "summarized", "omitted")
-_NO_CALLS = '`tool_choice: {"type": "none"}`'
+_NO_CALLS = (
+    'send `tool_choice: {"type": "none"}`: the model then sees the tools and answers in text'
+)
 _BUDGET = "thinking.budget_tokens"
 _KIND = ReplyKind.REPLY_KIND_ANTHROPIC
 # Above the length of any model.

@@ -90,6 +90,9 @@ class Models:
     def _capabilities(self) -> list[str]:
         tasks = self._model.tasks
         served = {"completion": Task.GENERATE in tasks, "embedding": Task.EMBED in tasks}
+        if served["completion"]:
+            forms = self._model.forms
+            served |= {"tools": forms.calls is not None, "thinking": forms.reasoning is not None}
         served["vision"] = self._model.has_vision
         return [name for name, is_served in served.items() if is_served]
 

@@ -70,11 +70,6 @@ def read_format(body: GeneratingBody) -> Constraint | None:
 
 
 def _check_body(body: GeneratingBody) -> None:
-    if body.think not in (None, False):
-        raise unsupported(
-            "think",
-            "asks for thoughts apart from the answer, which is not offered here yet: leave it out or send false",
-        )
     for name in ("logprobs", "top_logprobs"):
         if not is_off(getattr(body, name), False, 0):
             raise unsupported(name, "is not offered here: /v1/chat/completions has it")

@@ -64,7 +64,11 @@ class GeneratingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ] = None
     think: Annotated[
         bool | str | None,
-        about("false, which gives `enable_thinking: false` to the chat template", "the template's"),
+        about(
+            "whether the model thinks before it answers, and low, medium, high or max for how hard: `enable_thinking`"
+            " and `reasoning_effort` of the chat template; false leaves thoughts out of the reply",
+            "the template's",
+        ),
     ] = None
     # Taken with the value that means "off" alone.
     format: Annotated[
@@ -81,19 +85,42 @@ class GeneratingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     shift: Refused = _NONE
 
 
+class CalledFunction(msgspec.Struct, kw_only=True):
+    """What was called."""
+
+    name: Annotated[str | None, about("the tool's name")] = None
+    arguments: Annotated[msgspec.Raw, about("a JSON object")] = _NONE
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    """A call in an assistant's turn."""
+
+    id: Annotated[str | None, about("its name, by which its result may refer to it")] = None
+    function: Annotated[CalledFunction | None, about("what was called")] = None
+
+    def __post_init__(self) -> None:
+        """Does nothing: that Python is called at all lets other threads run while a large body is decoded."""
+
+
 class Turn(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """One message."""
 
-    role: Annotated[str | None, about("system, user or assistant")] = None
+    role: Annotated[str | None, about("system, user, assistant or tool")] = None
     content: Annotated[str | None, about("a text")] = None
     images: Annotated[list[str] | None, about("files in base64, which stand before the text")] = (
         None
     )
-    # Not taken.
-    thinking: Refused = _NONE
-    tool_calls: Refused = _NONE
-    tool_name: Refused = _NONE
-    tool_call_id: Refused = _NONE
+    thinking: Annotated[
+        str | None, about("of an assistant's turn: what it thought, for templates that show it")
+    ] = None
+    tool_calls: Annotated[list[ToolCall] | None, about("calls of an assistant's turn")] = None
+    tool_name: Annotated[str | None, about("of a tool's turn: which tool gave the result")] = None
+    tool_call_id: Annotated[
+        str | None,
+        about(
+            "of a tool's turn: the call that it answers; unless given, the first one of this tool without a result"
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         """Does nothing: that Python is called at all lets other threads run while a large body is decoded."""
@@ -106,7 +133,14 @@ class ChatBody(GeneratingBody, kw_only=True):
         list[Turn] | None,
         about("turns in their order", example=[{"role": "user", "content": "What is there?"}]),
     ] = None
-    tools: Refused = _NONE
+    tools: Annotated[
+        msgspec.Raw,
+        about(
+            'tools that the model sees and may call: a list of {"type": "function", "function": {"name", "description",'
+            ' "parameters"}}',
+            "none",
+        ),
+    ] = _NONE
 
 
 class GenerateBody(GeneratingBody, kw_only=True):

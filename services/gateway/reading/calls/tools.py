@@ -83,8 +83,15 @@ class Tools(NamedTuple):
     strict: bool = False
 
 
-def read_tools(body: ToolFields, forms: OutputForms, *, may_call: bool = True) -> Tools:
-    """The tools of a body. `may_call`: whether what the request gets could be a call.
+# How a request says that its tools are only to be seen.
+_SHOWN_ALONE = 'send `tool_choice: "none"`: the model then sees the tools and answers in text'
+
+
+def read_tools(
+    body: ToolFields, forms: OutputForms, *, may_call: bool = True, none: str = _SHOWN_ALONE
+) -> Tools:
+    """The tools of a body. `may_call`: whether what the request gets could be a call; `none`: what a request does that
+    wants none, for the error where calls cannot be given.
 
     Raises InvalidRequest naming the field: for a call that is asked for and cannot be given, and for tools of another
     shape.
@@ -99,17 +106,17 @@ def read_tools(body: ToolFields, forms: OutputForms, *, may_call: bool = True) -
             _written("functions", [{"type": "function", "function": f} for f in functions])
         )
     choice = _read_choice(body.tool_choice, {tool["function"]["name"] for tool in tools})
-    return offered(tools, choice if may_call else "none", forms)
+    return offered(tools, choice if may_call else "none", forms, none)
 
 
 def offered(
     tools: Sequence[Mapping[str, Any]],
     choice: str,
     forms: OutputForms,
-    none: str = '`tool_choice: "none"`',
+    none: str = _SHOWN_ALONE,
 ) -> Tools:
     """Tools that have been checked, in OpenAI's form. `choice`: "auto", "none", "required", or the one that has to be
-    called; `none`: how a request says that none may be. Raises InvalidRequest for calls that cannot be given.
+    called; `none`: what a request does that wants none. Raises InvalidRequest for calls that cannot be given.
     """
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
     if not tools or choice == "none":
@@ -118,7 +125,7 @@ def offered(
         raise wrong(
             "tools",
             "asks for calls, and how this model writes calls is not known: start the server with --tool-call-parser, or"
-            f" send {none}: the model then sees the tools and answers in text",
+            f" {none}",
             "NO_TOOL_FORMAT",
         )
     if choice != "auto" and not has_grammar(forms.calls):
