@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from services.gateway.api.anthropic.context_management import edit
 from services.gateway.api.anthropic.conversation import read_messages
 from services.gateway.api.anthropic.schema import (
     CountBody,
@@ -101,6 +102,7 @@ def _read(body: CountBody, model: ServedModel, *, may_call: bool = True) -> _Ask
     told = {**_effort(body.output_config), **_thinking(body.thinking, model)}
     conversation.chat_template_kwargs_json = json.dumps(told) if told else ""
     read_messages(body, conversation)
+    edit(body.context_management, conversation)
     return _Asked(prepare, tools)
 
 
