@@ -16,6 +16,7 @@ from services.gateway.reading.generation import Prompt, ids_prompt, read_generat
 from services.gateway.reading.media import read_image_bytes
 from services.gateway.reading.options import GenerationOptions
 from services.gateway.reading.prompt_parts import image_part, parts_prompt, read_prompt
+from services.gateway.reading.sampling.drawn import drawn
 from services.gateway.reading.unsupported import unsupported
 from services.gateway.reading.valid_request import ValidRequest
 from shared.errors import InvalidRequest
@@ -163,6 +164,8 @@ def _asked(
     by_ids: bool,
 ) -> Asked:
     options, names = given.options(name, stream)
+    if given.value("do_sample"):
+        options.temperature = drawn(options.temperature, model)
     with fields_named(names):
         request = read_generation(options, prompt, ReplyKind.REPLY_KIND_TRITON, None, model)
     request.reply.client_id = text("id", own_id, _LONGEST_ID)
