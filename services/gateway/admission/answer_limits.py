@@ -7,6 +7,7 @@ from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.valid_request import ValidRequest
 from services.gateway.reply_kinds import CHATS
 from shared.errors import InvalidRequest, Unavailable
+from tessera.scheduler.v1.queue_pb2 import ReplyKind
 
 # Bytes of JSON, for most vocabularies with room to spare: of a token's text and id, and of one log-probability with the
 # token that it is of. An answer is made in pieces, so one that is larger still costs nobody else.
@@ -80,8 +81,8 @@ def _too_large(request: ValidRequest, size: int, limit: int) -> InvalidRequest:
     if sampling.n > 1:
         fields.append("n")
     if sampling.HasField("logprobs"):
-        is_chat = reply.kind in CHATS
-        fields.append("top_logprobs" if is_chat else "logprobs")
+        counts = reply.kind in (*CHATS, ReplyKind.REPLY_KIND_RESPONSE)
+        fields.append("top_logprobs" if counts else "logprobs")
     if reply.HasField("prompt_logprobs"):
         fields.append("prompt_logprobs")
     repeated = (
