@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from services.gateway.body_budget import BodyBudget
 from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.valid_request import ValidRequest
-from services.gateway.reply_kinds import CHATS
+from services.gateway.reply_kinds import CHATS, WITH_TOP_LOGPROBS
 from shared.errors import InvalidRequest, Unavailable
-from tessera.scheduler.v1.queue_pb2 import ReplyKind
 
 # Bytes of JSON, for most vocabularies with room to spare: of a token's text and id, and of one log-probability with the
 # token that it is of. An answer is made in pieces, so one that is larger still costs nobody else.
@@ -81,7 +80,7 @@ def _too_large(request: ValidRequest, size: int, limit: int) -> InvalidRequest:
     if sampling.n > 1:
         fields.append("n")
     if sampling.HasField("logprobs"):
-        counts = reply.kind in (*CHATS, ReplyKind.REPLY_KIND_RESPONSE)
+        counts = reply.kind in WITH_TOP_LOGPROBS
         fields.append("top_logprobs" if counts else "logprobs")
     if reply.HasField("prompt_logprobs"):
         fields.append("prompt_logprobs")

@@ -52,7 +52,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (GENERATE, {"prompt": "x", "format": {"type": "bird"}}, "format:"),
     (CHAT, {"messages": MESSAGES, "think": True}, "think"),
     (CHAT, {"messages": MESSAGES, "tools": [TOOL]}, "tools"),
-    (CHAT, {"messages": MESSAGES, "logprobs": True}, "logprobs"),
+    (CHAT, {"messages": MESSAGES, "top_logprobs": 2}, "top_logprobs"),
     (CHAT, {"messages": MESSAGES, "truncate": True}, "truncate"),
     (CHAT, {"messages": MESSAGES, "keep_alive": "soon"}, "keep_alive"),
     (CHAT, {"messages": [{"role": "bird", "content": "x"}]}, "messages[0].role"),

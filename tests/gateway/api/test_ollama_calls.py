@@ -23,6 +23,7 @@ TOOLS: Any = [
     {"type": "function", "function": {"name": "weather", "parameters": CITY}},
     {"type": "function", "function": {"name": "stop"}},
 ]
+BODY: Any = {"model": MODEL, "messages": MESSAGES, "stream": False}
 CALLS = [("weather", json.loads(WEATHER)), ("stop", {})]
 
 
@@ -213,3 +214,24 @@ def said(lines: list[dict[str, Any]]) -> tuple[str, str, list[Any]]:
         "".join(message.get("thinking", "") for message in messages),
         [call for message in messages for call in message.get("tool_calls", ())],
     )
+
+
+async def test_log_probabilities_are_those_of_chats(
+    stage: Stage, client: ollama.AsyncClient
+) -> None:
+    chat = await stage.chat(logprobs=True, top_logprobs=2)
+    wanted = chat.json()["choices"][0]["logprobs"]["content"]
+    asked: Any = {"logprobs": True, "top_logprobs": 2}
+    replies: list[Any] = [
+        await client.chat(MODEL, MESSAGES, **asked),
+        await client.generate(MODEL, "What is the weather?", **asked),
+        await client.generate(MODEL, "What is the weather?", raw=True, **asked),
+    ]
+    for reply in replies:
+        assert [one.token for one in reply.logprobs] == [entry["token"] for entry in wanted]
+    body = {"model": MODEL, "messages": MESSAGES, **asked}
+    whole = (await stage.http.post(CHAT, json=body | {"stream": False})).json()
+    lines = lines_of((await stage.http.post(CHAT, json=body)).text)
+    assert [entry for line in lines for entry in line.get("logprobs", ())] == wanted
+    assert whole["logprobs"] == wanted
+    assert "logprobs" not in (await stage.http.post(CHAT, json=BODY)).json()

@@ -5,9 +5,17 @@ arguments are an object.
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from json.encoder import encode_basestring
 
-from services.gateway.api.ollama.replies import CHATS, LineWriter, envelope, last_fields, said
+from services.gateway.api.ollama.replies import (
+    CHATS,
+    LineWriter,
+    entries_of,
+    envelope,
+    last_fields,
+    said,
+)
 from services.gateway.following.answer import Answer, Outcome, Piece
 from services.gateway.following.answer_fold import MessagePiece
 from services.gateway.following.event_id import OPEN
@@ -63,7 +71,19 @@ def whole(answer: Answer, outcome: Outcome) -> Iterator[str]:
         found = [*calls.take(message.deltas), *calls.end()]
         fields = said(outcome.text, is_chat, message.reasoning, found)
     yield f"{envelope(head.model, head.created_unix_s)},{fields}"
+    if head.sampling.HasField("logprobs"):
+        yield from _scores(answer)
     yield f"{last_fields(answer, outcome.tokens, outcome.ending)}}}"
+
+
+def _scores(answer: Answer) -> Iterator[str]:
+    """The field with the log-probabilities of all tokens, in pieces: there may be many."""
+    entries, scores = entries_of(answer), answer.logprobs(0)
+    before = ',"logprobs":['
+    while some := [*islice(scores, _ENTRIES)]:
+        yield before + json.dumps(entries.listed(some), ensure_ascii=False)[1:-1]
+        before = ","
+    yield "]" if before == "," else f"{before}]"
 
 
 def thought(deltas: Iterable[Delta]) -> str:
@@ -71,6 +91,8 @@ def thought(deltas: Iterable[Delta]) -> str:
     return "".join([delta.text for delta in deltas if isinstance(delta, Reasoning)])
 
 
+# Log-probabilities that are written at once.
+_ENTRIES = 64
 # Line ends between values: within a text JSON has none.
 _ON_ONE_LINE = str.maketrans("\r\n", "  ")
 

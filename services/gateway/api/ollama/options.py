@@ -70,9 +70,6 @@ def read_format(body: GeneratingBody) -> Constraint | None:
 
 
 def _check_body(body: GeneratingBody) -> None:
-    for name in ("logprobs", "top_logprobs"):
-        if not is_off(getattr(body, name), False, 0):
-            raise unsupported(name, "is not offered here: /v1/chat/completions has it")
     for name in ("truncate", "shift"):
         if not is_off(getattr(body, name), False):
             raise unsupported(

@@ -7,6 +7,7 @@ from json.encoder import encode_basestring
 from typing import Any
 
 from services.gateway.api.ollama.errors import error_body
+from services.gateway.api.token_scores import ScoreEntries
 from services.gateway.endings import FINISH_NAMES
 from services.gateway.following.answer import Answer, Piece
 from services.gateway.following.event_id import FINISH_SENT, OPEN, TEXT_SENT, EventIds
@@ -28,6 +29,7 @@ class LineWriter:
         self._answer = answer
         self._is_chat = answer.head.reply.kind in CHATS
         self._ids = EventIds(answer.head.request_id, answer.progress) if with_ids else None
+        self._entries = entries_of(answer)
         self._begin = envelope(answer.head.model, answer.head.created_unix_s)
 
     def accepted(self) -> bytes:
@@ -41,9 +43,11 @@ class LineWriter:
     def piece(self, piece: Piece) -> bytes:
         """A line with the text, if there is any, and the last line behind the last text."""
         lines, fields = "", self.said(piece)
-        if fields:
+        if fields or piece.logprobs:
             sent = OPEN if piece.ending is None else TEXT_SENT
-            lines = self._line(piece, sent, fields, ',"done":false')
+            scores = self._entries.listed(piece.logprobs)
+            rest = f',"logprobs":{_compact(scores)},"done":false' if scores else ',"done":false'
+            lines = self._line(piece, sent, fields or said("", self._is_chat), rest)
         elif self._ids is not None:
             self._ids.go_on(piece.choice, piece.count)
         if piece.ending is not None:
@@ -69,6 +73,11 @@ class LineWriter:
             self._ids.go_on(piece.choice, piece.count, sent)
             place = f',"event_id":"{self._ids.current()}"'
         return f"{self._begin}{place},{fields}{rest}}}\n"
+
+
+def entries_of(answer: Answer) -> ScoreEntries:
+    """What makes entries of log-probabilities."""
+    return ScoreEntries(answer.table, skips_special=answer.head.reply.skip_special_tokens)
 
 
 def loaded(name: str, unix_s: int, *, is_chat: bool) -> bytes:

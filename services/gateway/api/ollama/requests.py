@@ -14,6 +14,7 @@ from services.gateway.reading.generation import (
     read_generation,
     text_prompt,
 )
+from services.gateway.reading.logprob_fields import chat_logprobs
 from services.gateway.reading.options import GenerationOptions
 from services.gateway.reading.unsupported import is_off, unsupported
 from services.gateway.reading.valid_request import ValidRequest
@@ -35,9 +36,9 @@ def read_chat(body: ChatBody, model: ServedModel) -> tuple[ValidRequest, Generat
     prepare = opened(body, model)
     prepare.conversation.tools_json = tools.json
     fill_turns(body.messages, prepare.conversation)
-    prompt = conversation_prompt(prepare, model)
+    prompt, scores = conversation_prompt(prepare, model), _logprobs(body, model)
     kind = ReplyKind.REPLY_KIND_OLLAMA_CHAT
-    request = read_generation(options, prompt, kind, None, model, read_format(body))
+    request = read_generation(options, prompt, kind, scores, model, read_format(body))
     kind = ReplyKind.REPLY_KIND_OLLAMA_CHAT_MESSAGE
     return _divided(request, body, options, tools, model, kind), options
 
@@ -49,11 +50,12 @@ def read_generate(body: GenerateBody, model: ServedModel) -> tuple[ValidRequest,
     if not body.prompt:
         raise OnlyLoads
     kind, form = ReplyKind.REPLY_KIND_OLLAMA_GENERATE, read_format(body)
+    scores = _logprobs(body, model)
     if body.raw:
         prompt = text_prompt(body.prompt)
-        return read_generation(options, prompt, kind, None, model, form), options
+        return read_generation(options, prompt, kind, scores, model, form), options
     prompt = _templated(body, body.prompt, model)
-    request = read_generation(options, prompt, kind, None, model, form)
+    request = read_generation(options, prompt, kind, scores, model, form)
     kind = ReplyKind.REPLY_KIND_OLLAMA_GENERATE_MESSAGE
     return _divided(request, body, options, Tools(), model, kind), options
 
@@ -92,6 +94,10 @@ def _templated(body: GenerateBody, prompt: str, model: ServedModel) -> Prompt:
         fill(prepare.conversation.messages.add(), "system", body.system)
     fill(prepare.conversation.messages.add(), "user", prompt, body.images or (), "images")
     return conversation_prompt(prepare, model)
+
+
+def _logprobs(body: GeneratingBody, model: ServedModel) -> int | None:
+    return chat_logprobs(body.logprobs, body.top_logprobs, model.max_logprobs)
 
 
 def _divided(

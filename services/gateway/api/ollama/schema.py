@@ -70,7 +70,13 @@ class GeneratingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             "the template's",
         ),
     ] = None
-    # Taken with the value that means "off" alone.
+    logprobs: Annotated[
+        bool | None, about("true: log-probabilities of the answer's tokens", "false")
+    ] = None
+    top_logprobs: Annotated[
+        Whole | None,
+        about("so many of the likeliest tokens beside each; up to `--max-logprobs` (20)", "0"),
+    ] = None
     format: Annotated[
         msgspec.Raw,
         about(
@@ -79,8 +85,7 @@ class GeneratingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             "none",
         ),
     ] = _NONE
-    logprobs: Refused = _NONE
-    top_logprobs: Refused = _NONE
+    # Taken with the value that means "off" alone.
     truncate: Refused = _NONE
     shift: Refused = _NONE
 
