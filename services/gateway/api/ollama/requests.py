@@ -1,5 +1,7 @@
 """Ollama's request bodies, checked and turned into our own types."""
 
+from dataclasses import replace
+
 from services.gateway.api.ollama.conversation import fill, fill_turns, opened
 from services.gateway.api.ollama.options import read_format, read_options
 from services.gateway.api.ollama.schema import ChatBody, GenerateBody, GeneratingBody
@@ -53,7 +55,8 @@ def read_generate(body: GenerateBody, model: ServedModel) -> tuple[ValidRequest,
     scores = _logprobs(body, model)
     if body.raw:
         prompt = text_prompt(body.prompt)
-        return read_generation(options, prompt, kind, scores, model, form), options
+        request = read_generation(options, prompt, kind, scores, model, form)
+        return replace(request, lowers_max_tokens=True), options
     prompt = _templated(body, body.prompt, model)
     request = read_generation(options, prompt, kind, scores, model, form)
     kind = ReplyKind.REPLY_KIND_OLLAMA_GENERATE_MESSAGE
@@ -108,6 +111,7 @@ def _divided(
     model: ServedModel,
     kind: "ReplyKind.ValueType",
 ) -> ValidRequest:
+    request = replace(request, lowers_max_tokens=True)
     return divided(
         request,
         options,

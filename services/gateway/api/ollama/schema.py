@@ -14,11 +14,16 @@ class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`options`: how to generate."""
 
     num_predict: Annotated[
-        Whole | None, about("as `max_tokens`; -1 and -2 are no limit", "checkpoint")
+        Whole | None,
+        about(
+            "as `max_tokens`; -1 and -2, and more than the prompt leaves of the model's length, mean all that it"
+            " leaves",
+            "checkpoint",
+        ),
     ] = None
     num_ctx: Annotated[
         Whole | None,
-        about("1 to the model's length, all of which is used whatever it says; above it a 400"),
+        about("at least 1; all of the model's length is used whatever it says, and no more"),
     ] = None
     seed: Whole | None = None
     stop: str | list[str] | None = None
@@ -31,12 +36,22 @@ class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ] = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    repeat_last_n: Annotated[
+        Whole | None,
+        about(
+            "0 is no penalty; other values than -1 only where there is none: penalties count all of prompt and answer",
+            "-1",
+        ),
+    ] = None
     # Taken with the value that means "off" alone.
-    repeat_last_n: Refused = _NONE
+    penalize_newline: Refused = _NONE
     mirostat: Refused = _NONE
     tfs_z: Refused = _NONE
     typical_p: Refused = _NONE
     # How Ollama's own engine computes an answer, which changes none here, and what tunes mirostat, which is off.
+    embedding_only: Annotated[msgspec.Raw, about("accepted, without effect")] = _NONE
+    f16_kv: Annotated[msgspec.Raw, about("accepted, without effect")] = _NONE
+    logits_all: Annotated[msgspec.Raw, about("accepted, without effect")] = _NONE
     low_vram: Annotated[msgspec.Raw, about("accepted, without effect")] = _NONE
     mirostat_eta: Annotated[msgspec.Raw, about("accepted, without effect")] = _NONE
     mirostat_tau: Annotated[msgspec.Raw, about("accepted, without effect")] = _NONE
@@ -48,6 +63,7 @@ class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     numa: Annotated[msgspec.Raw, about("accepted, without effect")] = _NONE
     use_mlock: Annotated[msgspec.Raw, about("accepted, without effect")] = _NONE
     use_mmap: Annotated[msgspec.Raw, about("accepted, without effect")] = _NONE
+    vocab_only: Annotated[msgspec.Raw, about("accepted, without effect")] = _NONE
 
 
 class GeneratingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -85,8 +101,15 @@ class GeneratingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             "none",
         ),
     ] = _NONE
+    truncate: Annotated[
+        bool | None,
+        about(
+            "true: of a conversation that exceeds the model's length the oldest turns are left out, but the system"
+            " message",
+            "false: an error",
+        ),
+    ] = None
     # Taken with the value that means "off" alone.
-    truncate: Refused = _NONE
     shift: Refused = _NONE
 
 
