@@ -376,6 +376,7 @@ async def test_a_body_as_coding_agents_send_it(stage: Stage) -> None:
         "include": ["reasoning.encrypted_content"],
         "prompt_cache_key": "0199",
         "text": {"verbosity": "medium"},
+        "client_metadata": {"x-codex-installation-id": "0199"},
     }
     reply = await stage.http.post(PATH, json=body)
     assert reply.status_code == 200, reply.text

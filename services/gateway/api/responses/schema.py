@@ -234,6 +234,10 @@ class ResponseBody(_Body):
     service_tier: str | None = None
     # Repeated, without effect: tools of the server's own, who asks, where to find what was computed.
     max_tool_calls: Annotated[Whole | None, about("repeated, without effect")] = None
+    client_metadata: Annotated[
+        dict[str, str] | None,
+        about("accepted, without effect: what coding agents say of themselves"),
+    ] = None
     safety_identifier: Annotated[str | None, about("repeated, without effect")] = None
     prompt_cache_key: Annotated[str | None, about("repeated, without effect")] = None
     prompt_cache_retention: Annotated[str | None, about("repeated, without effect")] = None

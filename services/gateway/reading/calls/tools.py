@@ -23,7 +23,7 @@ from shared.output_format.grammar import has_grammar
 from tessera.preprocess.v1.preprocess_pb2 import Conversation
 
 _NONE = msgspec.Raw()
-_REQUIRED = "required"
+_REQUIRED, _ALLOWED = "required", "allowed_tools"
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
 
@@ -41,7 +41,9 @@ class ToolFields(MediaFields, kw_only=True):
     tool_choice: Annotated[
         msgspec.Raw,
         about(
-            '"auto", "none", "required", or {"type": "function", "function": {"name": ...}}', "auto"
+            '"auto", "none", "required", {"type": "function", "function": {"name": ...}}, or {"type": "allowed_tools",'
+            ' "allowed_tools": {"mode", "tools"}}',
+            "auto",
         ),
     ] = _NONE
     parallel_tool_calls: Annotated[
@@ -105,7 +107,10 @@ def read_tools(
         return Tools(
             _written("functions", [{"type": "function", "function": f} for f in functions])
         )
-    choice = _read_choice(body.tool_choice, {tool["function"]["name"] for tool in tools})
+    given = _given_choice(body.tool_choice)
+    if isinstance(given, dict) and given.get("type") == _ALLOWED:
+        given, tools = _allowed(given.get(_ALLOWED), tools)
+    choice = _read_choice(given, {tool["function"]["name"] for tool in tools})
     return offered(tools, choice if may_call else "none", forms, none)
 
 
@@ -172,16 +177,44 @@ def refuse_tools(body: ToolFields) -> None:
         raise unsupported("continue_final_message", "is for chat: completions go on with `prompt`")
 
 
-def _read_choice(choice: msgspec.Raw, names: Collection[str]) -> str:
-    """ "auto", "none", "required", or the tool that has to be called. Raises InvalidRequest."""
+def _given_choice(choice: msgspec.Raw) -> Any:
+    """`tool_choice` as it was sent; "auto" where it was not."""
     if is_off(choice, "auto"):
         return "auto"
     try:
-        asked = json.loads(bytes(choice))
+        return json.loads(bytes(choice))
     except (ValueError, RecursionError) as error:
         raise wrong("tool_choice", f"cannot be read: {error}") from None
-    if asked == "none":
-        return "none"
+
+
+def _allowed(given: Any, tools: Sequence[dict[str, Any]]) -> tuple[Any, list[dict[str, Any]]]:
+    """The mode among those tools alone that may be called, and these: the model is told of no others. Raises
+    InvalidRequest."""
+    path = f"tool_choice.{_ALLOWED}"
+    mode, listed = (given.get("mode"), given.get("tools")) if isinstance(given, dict) else (0, 0)
+    if mode not in ("auto", _REQUIRED):
+        raise wrong(f"{path}.mode", 'must be "auto" or "required"')
+    if not isinstance(listed, list) or not listed:
+        raise wrong(f"{path}.tools", "must be a list of at least one tool")
+    names = [_called_name(tool) for tool in listed]
+    known = {tool["function"]["name"] for tool in tools}
+    for index, name in enumerate(names):
+        if name not in known:
+            field = f"{path}.tools[{index}].function.name"
+            raise wrong(field, f"{str(name)[:64]!r} is not among tools", "UNKNOWN_TOOL")
+    return mode, [tool for tool in tools if tool["function"]["name"] in names]
+
+
+def _called_name(tool: Any) -> str | None:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _read_choice(asked: Any, names: Collection[str]) -> str:
+    """ "auto", "none", "required", or the tool that has to be called. Raises InvalidRequest."""
+    if asked in ("auto", "none"):
+        return str(asked)
     if asked == _REQUIRED:
         if not names:
             raise wrong("tool_choice", "asks for a call, and there are no tools: send `tools`")
@@ -190,7 +223,8 @@ def _read_choice(choice: msgspec.Raw, names: Collection[str]) -> str:
     if not isinstance(function, dict):
         raise wrong(
             "tool_choice",
-            'must be "auto", "none", "required" or {"type": "function", "function": {"name": ...}}',
+            'must be "auto", "none", "required", {"type": "function", "function": {"name": ...}} or {"type":'
+            ' "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}',
         )
     name = function.get("name")
     if not isinstance(name, str) or name not in names:
