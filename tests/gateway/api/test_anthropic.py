@@ -554,3 +554,16 @@ async def test_a_listed_model_is_as_anthropics_client_knows_it(
     assert (model.id, model.display_name, model.type) == (MODEL, MODEL, "model")
     assert model.created_at.timestamp() == stage.gateway.model.created_unix_s
     assert (listed.first_id, listed.last_id, listed.has_more) == (MODEL, MODEL, False)
+
+
+@pytest.mark.parametrize("arguments", ['{"a": "\\ud800"}', '{"a": 1e999}', '{"a": 1.0}'])
+async def test_what_a_call_is_made_with_is_what_the_model_wrote(
+    stage: Stage, arguments: str
+) -> None:
+    """Also what is no text, or no number, to a reader."""
+    stage.says(f'<tool_call>\n{{"name": "weather", "arguments": {arguments}}}\n</tool_call>')
+    reply = await stage.http.post(PATH, json={**BODY, "tools": TOOLS})
+    assert reply.status_code == 200, reply.text
+    assert f'"input":{arguments}' in reply.text
+    [block] = reply.json()["content"]
+    assert block["input"] == json.loads(arguments)
