@@ -296,7 +296,10 @@ async def test_a_request_for_no_tokens_has_the_model_loaded(
 async def test_what_is_served(stage: Stage, client: ollama.AsyncClient) -> None:
     [listed] = (await client.list()).models
     assert listed.model == MODEL and listed.details is not None
+    assert listed.size == 0, "this checkpoint has no weights"
     [running] = (await client.ps()).models
+    # Ollama's own program shows its first twelve characters.
+    assert len(listed.digest or "") == 64 and running.digest == listed.digest
     assert (running.model, running.context_length) == (MODEL, MAX_MODEL_LEN)
     shown = await client.show(MODEL)
     assert shown.capabilities == ["completion", "vision"]
@@ -306,6 +309,37 @@ async def test_what_is_served(stage: Stage, client: ollama.AsyncClient) -> None:
     assert (shown.modelinfo or {})[f"{kind}.context_length"] == MAX_MODEL_LEN
     of_all = (await stage.http.get("/version")).json()
     assert (await stage.http.get("/api/version")).json() == of_all
+
+
+async def test_bodies_as_ollamas_own_program_sends_them(stage: Stage) -> None:
+    """It writes every field of what it asks, the empty ones too."""
+    show = {
+        "model": MODEL,
+        "system": "",
+        "template": "",
+        "verbose": False,
+        "options": None,
+        "name": "",
+    }
+    reply = await stage.http.post("/api/show", json=show)
+    assert reply.status_code == 200 and reply.json()["model_info"], reply.text
+    for field, value in (("system", "x"), ("template", "x"), ("options", {"seed": 1})):
+        refused = await stage.http.post("/api/show", json=show | {field: value})
+        assert refused.status_code == 400 and refused.json()["error"].startswith(f"{field} ")
+    load = {
+        "model": MODEL,
+        "prompt": "",
+        "suffix": "",
+        "system": "",
+        "template": "",
+        "options": None,
+    }
+    loaded = await stage.http.post(GENERATE, json=load | {"keep_alive": "5m0s"})
+    assert loaded.json()["done_reason"] == "load"
+    turns = [{"role": "user", "content": "What is there?"}]
+    chat = {"model": MODEL, "messages": turns, "format": "", "options": {}, "keep_alive": "5m0s"}
+    lines = lines_of((await stage.http.post(CHAT, json=chat)).text)
+    assert "".join(map(text_of, lines)) == ANSWER
 
 
 async def test_keys_are_asked_for(redis_url: str, model_folder: Any, tokenizer: Any) -> None:

@@ -230,6 +230,10 @@ class ShowBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
     name: Annotated[str | None, about("the older name of `model`")] = None
     verbose: Annotated[bool | None, about("without effect")] = None
+    # Taken with the value that means "off" alone: Ollama's own programs send them all.
+    system: Refused = _NONE
+    template: Refused = _NONE
+    options: Refused = _NONE
 
 
 class Details(msgspec.Struct, kw_only=True):
@@ -245,6 +249,8 @@ class ModelEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     name: str
     model: str
+    digest: str  # of what this gateway knows of it: name, files, sizes, adapter
+    size: int  # bytes of the weights' files
     modified_at: str | None = None
     details: Details
     expires_at: str | None = None
