@@ -108,7 +108,7 @@ async def test_generate_with_pictures_beside_the_text(stage: Stage) -> None:
         (coded, [large]),
         ([data_url(small), coded], [small, large]),
     ):
-        body = {"text_input": TEXT, "image": given}
+        body: dict[str, Any] = {"text_input": TEXT, "image": given}
         reply = await stage.http.post(f"{MODEL_PATH}/generate", json=body)
         assert reply.status_code == 200, reply.text
         [message] = stage.preprocess.seen[-1].conversation.messages
