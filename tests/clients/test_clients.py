@@ -75,7 +75,7 @@ PYTHON: Mapping[str, tuple[list[str], str]] = {
     "pydantic_ai": (["pydantic-ai-slim[openai,anthropic]>=2.60,<3"], "chat picture agent json"),
     "huggingface_hub": (["huggingface_hub>=2,<3"], f"{ALL} text"),
     "llm": (["llm>=0.36,<1"], "chat picture_behind agent json"),
-    "ollama": (["ollama>=0.6,<1"], "chat picture json count models vector unknown"),
+    "ollama": (["ollama>=0.6,<1"], "chat picture agent json count models vector unknown"),
     "tritonclient": (
         ["tritonclient[http,grpc]>=2.60,<3"],
         "text text_with_picture models unknown",
@@ -97,7 +97,7 @@ NODE: Mapping[str, tuple[list[str], str]] = {
         f"{ALL} agent vector",
     ),
     "langchain_js": (["@langchain/openai@^1", "@langchain/core@^1"], f"{ALL} vector"),
-    "ollama_js": (["ollama@^0.6"], "chat picture json models vector unknown"),
+    "ollama_js": (["ollama@^0.6"], "chat picture agent json models vector unknown"),
 }
 
 # What an error says: that of a number which is too large, of a model that is not there, of a wrong key.

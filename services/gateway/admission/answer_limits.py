@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from services.gateway.body_budget import BodyBudget
 from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.valid_request import ValidRequest
-from services.gateway.reply_kinds import CHATS
+from services.gateway.reply_kinds import CHATS, WITH_TOP_LOGPROBS
 from shared.errors import InvalidRequest, Unavailable
 
 # Bytes of JSON, for most vocabularies with room to spare: of a token's text and id, and of one log-probability with the
@@ -80,8 +80,8 @@ def _too_large(request: ValidRequest, size: int, limit: int) -> InvalidRequest:
     if sampling.n > 1:
         fields.append("n")
     if sampling.HasField("logprobs"):
-        is_chat = reply.kind in CHATS
-        fields.append("top_logprobs" if is_chat else "logprobs")
+        counts = reply.kind in WITH_TOP_LOGPROBS
+        fields.append("top_logprobs" if counts else "logprobs")
     if reply.HasField("prompt_logprobs"):
         fields.append("prompt_logprobs")
     repeated = (

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from services.gateway.following.answer import Outcome
+from services.gateway.following.logprobs import TokenLogprob
 from shared.output_format.deltas import CallArguments, CallBegin, CallEnd, Content, Delta, Reasoning
 
 
@@ -27,6 +28,8 @@ class Part:
     # It ended before the answer did, or with an answer that the model ended by itself.
     is_whole: bool = False
     texts: list[str] = field(default_factory=list)
+    # Of a text: the scores of its tokens, where they are known.
+    logprobs: list[TokenLogprob] = field(default_factory=list)
 
     @property
     def text(self) -> str:

@@ -8,14 +8,16 @@ and any gateway can go on from there.
 import json
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from services.gateway.api.part_list import Part, PartList, Step
 from services.gateway.api.server_sent_events import MEDIA_TYPE
+from services.gateway.api.token_scores import TextScores
 from services.gateway.following.answer import Answer, Piece
 from services.gateway.following.answer_fold import MessagePiece
 from services.gateway.following.event_id import FINISH_SENT, EventIds
+from services.gateway.following.logprobs import TokenLogprob
 from shared.errors import ServingError
 from shared.output_format.deltas import Content, Delta
 from tessera.common.v1.ending_pb2 import Ending, FinishReason
@@ -31,6 +33,8 @@ class Event:
     fields: Mapping[str, Any]
     part: Part | None = None
     text: str | None = None
+    # Of the tokens that gave this text.
+    logprobs: list[TokenLogprob] = field(default_factory=list)
 
     def goes_on(self, last: "Event") -> bool:
         """Whether it is more of the same text."""
@@ -60,7 +64,8 @@ class PartStream:
         self._with_ids = with_ids
         self._after = after
         self._number = 0  # of the next event
-        self._fold = answer.fold(0)
+        self._fold = answer.fold(0, with_logprobs=True)
+        self._scores = TextScores()
         self._ids = EventIds(answer.head.request_id, answer.progress)
         self._has_caught_up = False
         # Events that the client has of what comes behind the tokens that it has.
@@ -142,17 +147,25 @@ class PartStream:
         self._has = 0
 
     def _events(self, tokens: list[int], ending: Ending | None) -> list[Event]:
-        piece = self._fold.push(tokens, ending)
+        count, thought = self._fold.count, self._fold.reasoning_tokens
+        records = self.answer.records(0, count, count + len(tokens))
+        piece = self._fold.push(tokens, ending, records)
+        is_thought = self._fold.reasoning_tokens > thought
+        self._scores.push(piece.logprobs, is_thought=is_thought)
         deltas: Sequence[Delta] = (Content(piece.text),) if piece.text else ()
         if isinstance(piece, MessagePiece):
             deltas = piece.deltas
             self.reasoning_tokens = self._fold.reasoning_tokens
         events: list[Event] = []
-        for step in self.parts.take(deltas):
-            events += self.part_events(*step)
+        for step, part, text in self.parts.take(deltas):
+            found = self._scores.take(step, part)
+            part.logprobs += found
+            events += self.part_events(step, part, text)
+            if found:
+                events[-1].logprobs = found
         if ending is not None:
-            for step in self.parts.end(is_whole=ending.reason == _STOP):
-                events += self.part_events(*step)
+            for step, part, text in self.parts.end(is_whole=ending.reason == _STOP):
+                events += self.part_events(step, part, text)
             calls_tools = isinstance(piece, MessagePiece) and piece.calls_tools
             events += self.last_events(ending, calls_tools=calls_tools)
         return events
@@ -166,6 +179,7 @@ class PartStream:
             last = self._out[-1]
             assert last.event.text is not None and event.text is not None
             last.event.text += event.text
+            last.event.logprobs = [*last.event.logprobs, *event.logprobs]
             last.number, last.place = number, place
         else:
             self._out.append(_Written(event, number, place))

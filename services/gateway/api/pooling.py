@@ -87,7 +87,7 @@ class Pooling:
         """How the model does this. Raises InvalidRequest where it is not served for it."""
         self.model.require(task)
         if self.model.pooled is None:
-            raise not_served(task, None)
+            raise not_served(None, None)
         return self.model.pooled
 
     def read_options(self, exchange: Exchange, fields: PooledFields, body: bytes) -> RequestOptions:

@@ -211,11 +211,18 @@ class Answer:
         """The tokens of a choice that are known so far, as the client sees them."""
         return () if self.head.reply.prompt_only else self._follow.choices[choice].tokens
 
-    def fold(self, choice: int) -> AnswerFold:
-        """Another fold of a choice, which has no tokens yet: it gives the same pieces, without log-probabilities."""
+    def fold(self, choice: int, *, with_logprobs: bool = False) -> AnswerFold:
+        """Another fold of a choice, which has no tokens yet: it gives the same pieces, without log-probabilities unless
+        those are wanted, which takes `records`.
+        """
         fold = AnswerFold(self.table, self.head, self._stops, choice, self._divide())
-        fold.leave_out_logprobs()
+        if not with_logprobs:
+            fold.leave_out_logprobs()
         return fold
+
+    def records(self, choice: int, start: int, end: int) -> bytes:
+        """What the log holds of the tokens [start, end) of a choice beside them; empty where that is nothing."""
+        return self._follow.choices[choice].records_of(start, end)
 
     def text(self, choice: int, count: int | None = None) -> str:
         """The text of a choice as far as it is sure: of its first `count` tokens, or of all that are known, to its end

@@ -111,11 +111,12 @@ def tasks_of(pooled: PooledModel | None) -> tuple[Task, ...]:
     return (pooled.task, Task.SCORE) if pooled.is_scorer else (pooled.task,)
 
 
-def not_served(task: Task, pooled: PooledModel | None) -> InvalidRequest:
-    """The error for a route of another task than those of the server."""
+def not_served(task: Task | None, pooled: PooledModel | None) -> InvalidRequest:
+    """The error for a route of another task than those of the server; None is all but generating."""
+    asked = MEANING[task] if task is not None else "gives vectors or scores"
     does = " and ".join(MEANING[one] for one in dict.fromkeys(tasks_of(pooled)))
     return InvalidRequest(
         "TASK_NOT_SERVED",
-        f"this server {does}: for one that {MEANING[task]}, start it with another model or --task (docs/api.md)",
+        f"this server {does}: for one that {asked}, start it with another model or --task (docs/api.md)",
         field="model",
     )

@@ -17,6 +17,7 @@ from services.gateway.model.output_forms import OutputForms
 from services.gateway.model.pooled_files import read_pooled
 from services.gateway.model.pooled_model import PooledModel, Task, not_served, tasks_of
 from services.gateway.model.served_adapters import ServedAdapters
+from shared.checkpoint.files import find_weights, indexed_files
 from shared.checkpoint.folder import Checkpoint
 from shared.environment import unix_time
 from shared.errors import NotFound, Precondition
@@ -60,6 +61,8 @@ class ServedModel:
     forms: OutputForms = field(default_factory=lambda: OutputForms({}))
     # LoRA adapters by the names that requests give.
     adapters: ServedAdapters = field(default_factory=ServedAdapters)
+    # The files of its weights, with their bytes.
+    files: tuple[tuple[str, int], ...] = ()
 
     @classmethod
     def load(
@@ -119,6 +122,7 @@ class ServedModel:
             clean_up=load_part(record.clean_up)(checkpoint) if record.clean_up else (),
             forms=OutputForms.find(words, with_tools, calls, reasoning),
             adapters=adapters or ServedAdapters(),
+            files=_files(folder),
         )
 
     @property
@@ -193,6 +197,16 @@ def _own_eos_ids(checkpoint: Checkpoint, words: TokenizerFile) -> frozenset[int]
     """The id of the tokenizer's `eos_token`; where it names none, the ids that the model's files name."""
     own = words.special_id("eos_token")
     return frozenset(checkpoint.eos_token_ids() if own is None else (own,))
+
+
+def _files(folder: Path) -> tuple[tuple[str, int], ...]:
+    weights = find_weights(folder)
+    if weights is None:
+        return ()
+    names = indexed_files(folder / weights.name) if weights.is_index else [weights.name]
+    return tuple(
+        (name, (folder / name).stat().st_size) for name in names if (folder / name).is_file()
+    )
 
 
 def _table(path: Path) -> TokenBytes:

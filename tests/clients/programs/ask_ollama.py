@@ -6,9 +6,12 @@ from asked import (
     ASKED,
     ENOUGH,
     PICTURE,
+    RESULT,
     SCHEMA,
     TOO_HOT,
     TURNS,
+    WEATHER,
+    agent,
     error_of,
     found,
     tell,
@@ -35,6 +38,17 @@ found("json", "chat", formed.message.content)
 found("models", "list", [one.model for one in client.list().models])
 found("models", "ps", [one.model for one in client.ps().models])
 found("count", "chat", client.chat(model, TURNS, options=short).prompt_eval_count)
+calling = Client(ASKED.agent_url, headers=HEADERS)
+turns, tools = [*TURNS], {"tools": [WEATHER], "options": {"temperature": 0}}
+message = calling.chat(ASKED.agent_model, turns, **tools).message
+turns += [message, {"role": "tool", "tool_name": "get_weather", "content": RESULT}]
+told = calling.chat(ASKED.agent_model, turns, **tools).message
+made = [call.function.arguments for call in message.tool_calls]
+found("agent", "whole", agent(made, told.content))
+parts = [*calling.chat(ASKED.agent_model, TURNS, **tools, stream=True)]
+made = [call.function.arguments for part in parts for call in part.message.tool_calls or ()]
+parts = calling.chat(ASKED.agent_model, turns, **tools, stream=True)
+found("agent", "stream", agent(made, "".join(part.message.content or "" for part in parts)))
 vectors = Client(ASKED.vectors_url, headers=HEADERS)
 found("vector", "embed", vectors.embed(ASKED.vectors_model, ASKED.question).embeddings[0])
 hot = {"temperature": TOO_HOT}

@@ -1,7 +1,7 @@
 // Ollama's client for JavaScript.
 import {Ollama} from "ollama";
 
-import {ASKED, ENOUGH, PICTURE, SCHEMA, TOO_HOT, TURNS, errorOf, found, joined, tell} from "./asked.mjs";
+import {ASKED, ENOUGH, PICTURE, RESULT, SCHEMA, TOO_HOT, TURNS, WEATHER, errorOf, found, joined, tell} from "./asked.mjs";
 
 const made = (host, key = ASKED.key) => new Ollama({host, headers: {Authorization: `Bearer ${key}`}});
 const client = made(ASKED.url);
@@ -18,6 +18,13 @@ found("picture", "chat", (await client.chat({...short, messages: seen})).message
 const formed = await client.chat({...short, options: {...options, num_predict: ENOUGH}, format: SCHEMA});
 found("json", "chat", formed.message.content);
 found("models", "list", (await client.list()).models.map((one) => one.model));
+const calling = made(ASKED.agent_url);
+const asking = {model: ASKED.agent_model, tools: [WEATHER], options: {temperature: 0}};
+const {message} = await calling.chat({...asking, messages: TURNS});
+const turns = [...TURNS, message, {role: "tool", tool_name: "get_weather", content: RESULT}];
+const told = await calling.chat({...asking, messages: turns});
+const calls = message.tool_calls.map((one) => one.function.arguments);
+found("agent", "whole", {calls, text: told.message.content});
 const vectors = await made(ASKED.vectors_url).embed({model: ASKED.vectors_model, input: ASKED.question});
 found("vector", "embed", vectors.embeddings[0]);
 const hot = {...short, options: {temperature: TOO_HOT}};

@@ -410,3 +410,35 @@ async def test_what_a_decoder_finds_in_a_form_names_what_asked_for_it(stage: Sta
         async with open_channel(stage.gateway.grpc_address) as channel:
             status = await ChatServiceStub(channel).GetRequest(GetRequestRequest(request_id=rid))
         assert status.choices[0].failure.metadata["field"] == field
+
+
+@pytest.mark.parametrize("mode", ["auto", "required"])
+async def test_the_model_is_told_of_tools_that_are_allowed_alone(stage: Stage, mode: str) -> None:
+    allowed = {"mode": mode, "tools": [{"type": "function", "function": {"name": "stop"}}]}
+    choice: Any = {"type": "allowed_tools", "allowed_tools": allowed}
+    asked: Any = {"model": MODEL, "messages": MESSAGES, "tools": TOOLS, "tool_choice": choice}
+    await stage.openai.chat.completions.create(**asked)
+    told = json.loads(stage.preprocess.seen[-1].conversation.tools_json)
+    assert [tool["function"]["name"] for tool in told] == ["stop"]
+    [played] = stage.scheduler.played.values()
+    assert bool(played.spec.sampling.grammar) == (mode == "required")
+
+
+@pytest.mark.parametrize(
+    ("allowed", "field"),
+    [
+        (None, "mode"),
+        ({"mode": "none", "tools": TOOLS}, "mode"),
+        ({"mode": "auto", "tools": []}, "tools"),
+        (
+            {"mode": "auto", "tools": [{"type": "function", "name": "stop"}]},
+            "tools[0].function.name",
+        ),
+    ],
+)
+async def test_allowed_tools_that_are_none(stage: Stage, allowed: Any, field: str) -> None:
+    choice = {"type": "allowed_tools", "allowed_tools": allowed}
+    body = {"messages": MESSAGES, "tools": TOOLS, "tool_choice": choice}
+    reply = await stage.http.post("/v1/chat/completions", json=body)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == f"tool_choice.allowed_tools.{field}"

@@ -1,5 +1,6 @@
 """KServe's protocol with Triton's extensions: text, streams from every event on, tensors, and what is refused."""
 
+import base64
 import json
 import struct
 from typing import Any
@@ -96,6 +97,30 @@ async def test_infer_in_json(stage: Stage) -> None:
     assert outputs["finish_reason"] == ["length"] and ANSWER.startswith(outputs["text_output"][0])
     sampling = stage.scheduler.played[reply.headers["x-tessera-request-id"]].spec.sampling
     assert list(sampling.stop) == ["a blue", "b"]
+
+
+async def test_generate_with_pictures_beside_the_text(stage: Stage) -> None:
+    """As tensors of /infer have them: a data URL, a file in base64, a list of both; large ones too."""
+    small, large = png(1, (28, 28)), png(2, (300, 300))
+    coded = base64.b64encode(large).decode()
+    for given, files in (
+        (data_url(large), [large]),
+        (coded, [large]),
+        ([data_url(small), coded], [small, large]),
+    ):
+        body: dict[str, Any] = {"text_input": TEXT, "image": given}
+        reply = await stage.http.post(f"{MODEL_PATH}/generate", json=body)
+        assert reply.status_code == 200, reply.text
+        [message] = stage.preprocess.seen[-1].conversation.messages
+        *pictures, words = message.content
+        assert [part.media.data for part in pictures] == files
+        assert words.text == TEXT
+    for body, field in (
+        ({"text_input": [{"text": TEXT}], "image": coded}, "text_input"),
+        ({"text_input": TEXT, "image": ["%"]}, "image[0]"),
+    ):
+        reply = await stage.http.post(f"{MODEL_PATH}/generate", json=body)
+        assert reply.status_code == 400 and reply.json()["error"].startswith(field), reply.text
 
 
 async def test_infer_of_ids_as_mindie_has_it(stage: Stage) -> None:

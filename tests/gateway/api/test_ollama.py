@@ -26,6 +26,7 @@ BODIES: dict[str, dict[str, Any]] = {
     CHAT: {"model": MODEL, "messages": MESSAGES},
     GENERATE: {"model": MODEL, "prompt": "What is there?"},
 }
+TOOL: Any = {"type": "function", "function": {"name": "count"}}
 SCHEMA: Any = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 DURATIONS = ("total_duration", "load_duration", "prompt_eval_duration", "eval_duration")
 
@@ -33,11 +34,19 @@ DURATIONS = ("total_duration", "load_duration", "prompt_eval_duration", "eval_du
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": MESSAGES, "options": {"wings": 2}}, "options.wings"),
     (CHAT, {"messages": MESSAGES, "options": {"mirostat": 2}}, "options.mirostat"),
-    (CHAT, {"messages": MESSAGES, "options": {"repeat_last_n": 64}}, "options.repeat_last_n"),
+    (
+        CHAT,
+        {"messages": MESSAGES, "options": {"repeat_last_n": 64, "repeat_penalty": 1.1}},
+        "options.repeat_last_n",
+    ),
     (CHAT, {"messages": MESSAGES, "options": {"typical_p": 0.5}}, "options.typical_p"),
     (CHAT, {"messages": MESSAGES, "options": {"num_predict": 0}}, "options.num_predict"),
-    (CHAT, {"messages": MESSAGES, "options": {"num_predict": 9999}}, "options.num_predict"),
-    (CHAT, {"messages": MESSAGES, "options": {"num_ctx": 9999}}, "options.num_ctx"),
+    (CHAT, {"messages": MESSAGES, "options": {"num_ctx": 0}}, "options.num_ctx"),
+    (
+        CHAT,
+        {"messages": MESSAGES, "options": {"penalize_newline": False}},
+        "options.penalize_newline",
+    ),
     (CHAT, {"messages": MESSAGES, "options": {"repeat_penalty": 0}}, "options.repeat_penalty"),
     (CHAT, {"messages": MESSAGES, "options": {"temperature": -1}}, "options.temperature"),
     (CHAT, {"messages": MESSAGES, "options": {"stop": ["", "a"]}}, "options.stop"),
@@ -50,9 +59,10 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (GENERATE, {"prompt": "x", "format": {"uniqueItems": True}}, "format:"),
     (GENERATE, {"prompt": "x", "format": {"type": "bird"}}, "format:"),
     (CHAT, {"messages": MESSAGES, "think": True}, "think"),
-    (CHAT, {"messages": MESSAGES, "tools": [{"type": "function"}]}, "tools"),
-    (CHAT, {"messages": MESSAGES, "logprobs": True}, "logprobs"),
-    (CHAT, {"messages": MESSAGES, "truncate": True}, "truncate"),
+    (CHAT, {"messages": MESSAGES, "tools": [TOOL]}, "tools"),
+    (CHAT, {"messages": MESSAGES, "top_logprobs": 2}, "top_logprobs"),
+    (CHAT, {"messages": MESSAGES, "shift": True}, "shift"),
+    (GENERATE, {"prompt": "x", "truncate": True}, "truncate"),
     (CHAT, {"messages": MESSAGES, "keep_alive": "soon"}, "keep_alive"),
     (CHAT, {"messages": [{"role": "bird", "content": "x"}]}, "messages[0].role"),
     (CHAT, {"messages": [{"role": "user"}]}, "messages[0].content"),
@@ -149,6 +159,35 @@ async def test_options_have_ollamas_names(stage: Stage, client: ollama.AsyncClie
     assert json.loads(template) == {"enable_thinking": False}
     reply = await client.generate(MODEL, "What is there?", options={"num_predict": -1})
     assert reply.response == ANSWER
+
+
+async def test_lengths_of_clients_own_mean_all_there_is(
+    stage: Stage, client: ollama.AsyncClient
+) -> None:
+    """Clients set them for whatever model they meet."""
+    options = {"num_ctx": 1 << 20, "num_predict": 1 << 20, "f16_kv": True, "penalize_newline": True}
+    await client.chat(MODEL, MESSAGES, options=options)
+    await client.generate(MODEL, "What is there?", raw=True, options=options)
+    for played, request in zip(stage.scheduler.played.values(), stage.preprocess.seen, strict=True):
+        prompt = len(played.spec.prompt) // 4
+        assert played.spec.sampling.max_tokens == MAX_MODEL_LEN - prompt
+        assert not request.HasField("max_window_size")
+    reply = await stage.http.post(CHAT, json=BODIES[CHAT] | {"truncate": True})
+    assert reply.status_code == 200
+    assert stage.preprocess.seen[-1].max_window_size == MAX_MODEL_LEN
+
+
+async def test_the_last_tokens_count_where_there_is_no_penalty(
+    stage: Stage, client: ollama.AsyncClient
+) -> None:
+    """Ollama's own default, 64, comes from clients that send all options; 0 is no penalty."""
+    await client.chat(MODEL, MESSAGES, options={"repeat_last_n": 64, "repeat_penalty": 1.0})
+    penalties = {"repeat_penalty": 1.5, "presence_penalty": 1, "frequency_penalty": 1}
+    await client.chat(MODEL, MESSAGES, options={"repeat_last_n": 0, **penalties})
+    for played in stage.scheduler.played.values():
+        sampling = played.spec.sampling
+        assert sampling.repetition_penalty == 1
+        assert sampling.presence_penalty == sampling.frequency_penalty == 0
 
 
 async def test_format_holds_the_answer_to_json(stage: Stage, client: ollama.AsyncClient) -> None:
@@ -257,7 +296,10 @@ async def test_a_request_for_no_tokens_has_the_model_loaded(
 async def test_what_is_served(stage: Stage, client: ollama.AsyncClient) -> None:
     [listed] = (await client.list()).models
     assert listed.model == MODEL and listed.details is not None
+    assert listed.size == 0, "this checkpoint has no weights"
     [running] = (await client.ps()).models
+    # Ollama's own program shows its first twelve characters.
+    assert len(listed.digest or "") == 64 and running.digest == listed.digest
     assert (running.model, running.context_length) == (MODEL, MAX_MODEL_LEN)
     shown = await client.show(MODEL)
     assert shown.capabilities == ["completion", "vision"]
@@ -267,6 +309,37 @@ async def test_what_is_served(stage: Stage, client: ollama.AsyncClient) -> None:
     assert (shown.modelinfo or {})[f"{kind}.context_length"] == MAX_MODEL_LEN
     of_all = (await stage.http.get("/version")).json()
     assert (await stage.http.get("/api/version")).json() == of_all
+
+
+async def test_bodies_as_ollamas_own_program_sends_them(stage: Stage) -> None:
+    """It writes every field of what it asks, the empty ones too."""
+    show = {
+        "model": MODEL,
+        "system": "",
+        "template": "",
+        "verbose": False,
+        "options": None,
+        "name": "",
+    }
+    reply = await stage.http.post("/api/show", json=show)
+    assert reply.status_code == 200 and reply.json()["model_info"], reply.text
+    for field, value in (("system", "x"), ("template", "x"), ("options", {"seed": 1})):
+        refused = await stage.http.post("/api/show", json=show | {field: value})
+        assert refused.status_code == 400 and refused.json()["error"].startswith(f"{field} ")
+    load = {
+        "model": MODEL,
+        "prompt": "",
+        "suffix": "",
+        "system": "",
+        "template": "",
+        "options": None,
+    }
+    loaded = await stage.http.post(GENERATE, json=load | {"keep_alive": "5m0s"})
+    assert loaded.json()["done_reason"] == "load"
+    turns = [{"role": "user", "content": "What is there?"}]
+    chat = {"model": MODEL, "messages": turns, "format": "", "options": {}, "keep_alive": "5m0s"}
+    lines = lines_of((await stage.http.post(CHAT, json=chat)).text)
+    assert "".join(map(text_of, lines)) == ANSWER
 
 
 async def test_keys_are_asked_for(redis_url: str, model_folder: Any, tokenizer: Any) -> None:

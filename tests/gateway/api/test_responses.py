@@ -231,9 +231,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"max_output_tokens": 10_000}, "max_output_tokens"),
     ({"max_output_tokens": 511}, "max_output_tokens"),
     ({"temperature": -1}, "temperature"),
-    ({"top_logprobs": 2}, "top_logprobs"),
-    ({"include": ["message.output_text.logprobs"]}, "include"),
-    ({"truncation": "auto"}, "truncation"),
+    ({"top_logprobs": 21}, "top_logprobs"),
+    ({"include": ["message.output_text"]}, "include"),
+    ({"truncation": "never"}, "truncation"),
     ({"metadata": {"a": 5}}, "metadata[...]"),
     ({"metadata": {str(n): "" for n in range(17)}}, "metadata"),
     ({"tools": {}}, "tools"),
@@ -291,6 +291,8 @@ def merged(events: list[NamedEvent]) -> list[dict[str, Any]]:
         content, last = dict(event.content), found[-1] if found else {}
         if event.name.endswith(".delta") and last.get("type") == event.name:
             content["delta"] = last["delta"] + content["delta"]
+            if "logprobs" in content:
+                content["logprobs"] = last["logprobs"] + content["logprobs"]
             found[-1] = content
         else:
             found.append(content)
@@ -302,6 +304,7 @@ CUT = [
     pytest.param(5, {"tools": TOOLS, "parallel_tool_calls": False}, marks=pytest.mark.full),
     (3, {"tools": TOOLS, "stop": ["days", "moment.!"], "max_output_tokens": 60}),
     (2, {"stop": "weather"}),
+    (2, {"tools": TOOLS, "top_logprobs": 1}),
 ]
 
 
@@ -373,6 +376,7 @@ async def test_a_body_as_coding_agents_send_it(stage: Stage) -> None:
         "include": ["reasoning.encrypted_content"],
         "prompt_cache_key": "0199",
         "text": {"verbosity": "medium"},
+        "client_metadata": {"x-codex-installation-id": "0199"},
     }
     reply = await stage.http.post(PATH, json=body)
     assert reply.status_code == 200, reply.text

@@ -198,6 +198,8 @@ async def test_a_server_that_generates_says_how_vectors_are_served(stage: Stage)
     assert error["code"] == "task_not_served" and "--task" in error["message"]
     error = await refused(stage, "/api/embed", input="a")
     assert "this server generates text" in error["message"]
+    error = await refused(stage, "/pooling", input="a")
+    assert "for one that gives vectors or scores, start it" in error["message"]
     models = (await stage.http.get("/v1/models")).json()
     assert models["data"][0]["tasks"] == ["generate"]
 

@@ -73,6 +73,16 @@ async def test_a_body_that_is_not_json_is_a_415(stage: Stage) -> None:
     assert error_of(reply)["code"] == "unsupported_media_type"
 
 
+@pytest.mark.parametrize("path", ["/v1/completions", "/api/generate", "/generate"])
+async def test_json_as_curl_sends_it_is_taken_from_programs_alone(stage: Stage, path: str) -> None:
+    """`curl -d` calls every body a form; pages of other origins can send one without asking."""
+    headers = {"content-type": "application/x-www-form-urlencoded"}
+    body = b' {"prompt": "x"}'
+    assert (await stage.http.post(path, content=body, headers=headers)).status_code == 200
+    headers["origin"] = "http://example.org"
+    assert (await stage.http.post(path, content=body, headers=headers)).status_code in (403, 415)
+
+
 @pytest.mark.parametrize("declared", [True, False])
 async def test_a_large_body_is_a_413(
     redis_url: str, model_folder: Path, tokenizer: Tokenizer, declared: bool

@@ -74,7 +74,7 @@ def whole(answer: Answer, outcome: Outcome) -> Iterator[str]:
     calls_tools = outcome.message is not None and outcome.message.calls_tools
     yield f'{compact(_envelope(answer.head))[:-1]},"content":['
     for part in parts_of(outcome, ended_itself=outcome.ending.reason == _STOP):
-        yield f"{',' if part.index else ''}{compact(_block(answer, part, part.text))}"
+        yield f"{',' if part.index else ''}{_written(answer, part)}"
     usage = _usage(answer.prompt_tokens, answer.cached_tokens, outcome.tokens)
     if answer.head.reply.message.reasoning:
         usage["output_tokens_details"] = {"thinking_tokens": answer.reasoning_tokens}
@@ -115,7 +115,7 @@ def _usage(prompt: int, cached: int, completion: int) -> dict[str, Any]:
 
 
 def _block(answer: Answer, part: Part, text: str) -> Mapping[str, Any]:
-    """A block with so much of its text."""
+    """A block with so much of its text; a call, which has none, begins with no arguments."""
     match part.kind:
         case PartKind.TEXT:
             return {"type": "text", "text": text}
@@ -123,13 +123,22 @@ def _block(answer: Answer, part: Part, text: str) -> Mapping[str, Any]:
             return {"type": "thinking", "thinking": text, "signature": ""}
         case PartKind.CALL:
             name = call_id(answer.head.request_id, 0, part.call)
-            return {"type": "tool_use", "id": name, "name": part.name, "input": _input(text)}
+            return {"type": "tool_use", "id": name, "name": part.name, "input": {}}
 
 
-def _input(arguments: str) -> Mapping[str, Any]:
-    """Arguments as an object; empty where they are none, as those of a call that was cut off."""
+def _written(answer: Answer, part: Part) -> str:
+    """A whole block as JSON, in which what a call is made with is as the model wrote it."""
+    block = dict(_block(answer, part, part.text))
+    if part.kind is not PartKind.CALL:
+        return compact(block)
+    del block["input"]
+    return f'{compact(block)[:-1]},"input":{_input(part.text)}}}'
+
+
+def _input(arguments: str) -> str:
+    """The JSON of an object; of an empty one where they are none, as those of a call that was cut off."""
     try:
-        value = json.loads(arguments)
+        is_object = isinstance(json.loads(arguments), dict)
     except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
+        is_object = False
+    return arguments if is_object else "{}"

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from services.gateway.api.anthropic.context_management import edit
 from services.gateway.api.anthropic.conversation import read_messages
 from services.gateway.api.anthropic.schema import (
     CountBody,
@@ -33,7 +34,9 @@ _CHOICES: Mapping[str, str] = {"auto": "auto", "any": "required", "none": "none"
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")
 _THINKING = ("enabled", "adaptive", "disabled")
 _DISPLAYS = (None, "summarized", "omitted")
-_NO_CALLS = '`tool_choice: {"type": "none"}`'
+_NO_CALLS = (
+    'send `tool_choice: {"type": "none"}`: the model then sees the tools and answers in text'
+)
 _BUDGET = "thinking.budget_tokens"
 _KIND = ReplyKind.REPLY_KIND_ANTHROPIC
 # Above the length of any model.
@@ -99,6 +102,7 @@ def _read(body: CountBody, model: ServedModel, *, may_call: bool = True) -> _Ask
     told = {**_effort(body.output_config), **_thinking(body.thinking, model)}
     conversation.chat_template_kwargs_json = json.dumps(told) if told else ""
     read_messages(body, conversation)
+    edit(body.context_management, conversation)
     return _Asked(prepare, tools)
 
 

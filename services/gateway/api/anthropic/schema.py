@@ -113,6 +113,22 @@ class Metadata(_Body):
     user_id: Annotated[str | None, about("the tenant, where no API key is checked")] = None
 
 
+class ContextEdit(_Body):
+    """What is left out of earlier turns."""
+
+    type: Annotated[str | None, about("clear_thinking_20251015")] = None
+    keep: Annotated[
+        msgspec.Raw,
+        about('"all", or {"type": "thinking_turns", "value": ...}: the last so many', "1"),
+    ] = _NONE
+
+
+class ContextManagement(_Body):
+    """What becomes of earlier turns."""
+
+    edits: Annotated[list[ContextEdit] | None, about("what is left out of them")] = None
+
+
 class CountBody(_Body):
     """POST /v1/messages/count_tokens: the tokens of a prompt."""
 
@@ -158,6 +174,13 @@ class CountBody(_Body):
             "`effort` is given to the template as `reasoning_effort`; `format` with a `json_schema` is the form of the"
             " answer",
             "none",
+        ),
+    ] = None
+    context_management: Annotated[
+        ContextManagement | None,
+        about(
+            "`edits` of the type `clear_thinking_20251015` leave the thoughts of all turns out but the last ones, as"
+            " `keep` says; the template may leave out more"
         ),
     ] = None
     cache_control: Annotated[msgspec.Raw, about("accepted, without effect")] = _NONE

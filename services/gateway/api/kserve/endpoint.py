@@ -12,7 +12,7 @@ from services.gateway.api.kserve.grpc_inference import InferenceServicer
 from services.gateway.api.kserve.infer import Wanted, infer_reply, read_body, wanted_outputs
 from services.gateway.api.kserve.information import Information
 from services.gateway.api.kserve.replies import TextWriter, error_reply, whole
-from services.gateway.api.kserve.requests import Asked, read_generate, read_infer
+from services.gateway.api.kserve.requests import Asked, read_generate, read_infer, urls
 from services.gateway.api.kserve.schema import (
     VERSION,
     GenerateRequest,
@@ -28,7 +28,6 @@ from services.gateway.http.exchange import Exchange
 from services.gateway.http.forms import ErrorReply
 from services.gateway.http.streams import write_stream
 from services.gateway.reading.media.data_urls import DecodedBody, InlineMedia, decode_with_media
-from services.gateway.reading.prompt_parts import media_urls
 from services.gateway.reading.valid_request import ValidRequest
 from shared.errors import ServingError
 from shared.net.rpc.server import RpcServer
@@ -102,7 +101,7 @@ class KserveEndpoint:
     def _read(
         self, exchange: Exchange, body: bytes, stream: bool
     ) -> tuple[list[ValidRequest], RequestOptions]:
-        decoded = decode_with_media(body, GenerateRequest, lambda b: media_urls(b.text_input))
+        decoded = decode_with_media(body, GenerateRequest, urls)
         asked = read_generate(
             decoded.content, model_of(exchange.path), stream, self._generating.model
         )

@@ -1,14 +1,15 @@
 """What is asked by text or by tensors, checked and turned into our own types."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from services.gateway.api.kserve.schema import GenerateRequest, InferParameters, Parameters
 from services.gateway.api.kserve.tensors import BYTES, Tensor
-from services.gateway.decoding.bounds import text, wrong
+from services.gateway.decoding.bounds import at_most, text, wrong
 from services.gateway.decoding.decode import decode
+from services.gateway.decoding.list_limits import MOST_PARTS
 from services.gateway.decoding.typed import decoder_of
 from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.fields.field_names import fields_named
@@ -16,7 +17,8 @@ from services.gateway.reading.fields.unsupported import unsupported
 from services.gateway.reading.generation import Prompt, ids_prompt, read_generation
 from services.gateway.reading.media.media import read_image_bytes
 from services.gateway.reading.options import GenerationOptions
-from services.gateway.reading.prompt_parts import image_part, parts_prompt, read_prompt
+from services.gateway.reading.prompt_parts import image_part, media_urls, parts_prompt, read_prompt
+from services.gateway.reading.sampling.drawn import drawn
 from services.gateway.reading.valid_request import ValidRequest
 from shared.errors import InvalidRequest
 from tessera.preprocess.v1.preprocess_pb2 import Part
@@ -113,8 +115,29 @@ def read_generate(body: GenerateRequest, name: str, stream: bool, model: ServedM
     given.add(body)
     given.add_json(body.sampling_parameters, _SAMPLING)
     given.add(body.parameters, "parameters.")
-    prompt = read_prompt(body.text_input, _TEXT, model)
+    prompt = _seen_prompt(body, model)
     return _asked(given, prompt, name, body.id, stream, model, by_ids=False)
+
+
+def urls(body: GenerateRequest) -> Iterator[str]:
+    """The URLs that media are read from."""
+    yield from media_urls(body.text_input)
+    yield from _pictures(body)
+
+
+def _seen_prompt(body: GenerateRequest, model: ServedModel) -> Prompt:
+    pictures = _pictures(body)
+    if not pictures:
+        return read_prompt(body.text_input, _TEXT, model)
+    if not isinstance(body.text_input, str):
+        raise wrong(_TEXT, f"must be a text beside {_IMAGES}: parts have pictures of their own")
+    at_most(_IMAGES, len(pictures), MOST_PARTS)
+    parts = [_image(one.encode(), f"{_IMAGES}[{index}]") for index, one in enumerate(pictures)]
+    return parts_prompt([*parts, Part(text=body.text_input)], model)
+
+
+def _pictures(body: GenerateRequest) -> Sequence[str]:
+    return [body.image] if isinstance(body.image, str) else body.image or ()
 
 
 def read_infer(
@@ -163,6 +186,8 @@ def _asked(
     by_ids: bool,
 ) -> Asked:
     options, names = given.options(name, stream)
+    if given.value("do_sample"):
+        options.temperature = drawn(options.temperature, model)
     with fields_named(names):
         request = read_generation(options, prompt, ReplyKind.REPLY_KIND_TRITON, None, model)
     request.reply.client_id = text("id", own_id, _LONGEST_ID)

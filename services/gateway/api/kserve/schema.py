@@ -56,6 +56,12 @@ class GenerateRequest(Parameters, kw_only=True, forbid_unknown_fields=True):
     text_input: Annotated[
         PromptText | None, about("a text, or parts", example="What is there?")
     ] = None
+    image: Annotated[
+        str | list[str] | None,
+        about(
+            "one picture or several, which stand before a text: each a URL, a path, or a file in base64"
+        ),
+    ] = None
     parameters: Annotated[
         Parameters | None, about("parameters that do not stand beside the text")
     ] = None

@@ -15,6 +15,7 @@ from services.gateway.reading.generation import (
 )
 from services.gateway.reading.options import GenerationOptions
 from services.gateway.reading.prompt_parts import read_prompt
+from services.gateway.reading.sampling.drawn import drawn
 from services.gateway.reading.valid_request import ValidRequest
 from tessera.scheduler.v1.queue_pb2 import ReplyKind
 
@@ -44,6 +45,8 @@ def read_infer(body: InferRequest, model: ServedModel) -> tuple[ValidRequest, Ge
     )
     if given.do_sample is False:
         options.temperature = 0.0
+    elif given.do_sample:
+        options.temperature = drawn(options.temperature, model)
     prompt = _prompt(body, model)
     with fields_named(_NAMES):
         request = read_generation(options, prompt, ReplyKind.REPLY_KIND_MINDIE, None, model)

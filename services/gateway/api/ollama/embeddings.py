@@ -7,10 +7,9 @@ from functools import partial
 import msgspec
 
 from services.gateway.admission.caller import Caller
-from services.gateway.api.ollama.options import check_keep_alive, read_name
+from services.gateway.api.ollama.options import check_keep_alive, read_name, read_num_ctx
 from services.gateway.api.ollama.schema import EmbedBody, EmbeddingsBody
 from services.gateway.api.pooling import PooledBody, PooledPrompt, Pooling, Write
-from services.gateway.decoding.bounds import whole
 from services.gateway.decoding.decode import decode
 from services.gateway.http.exchange import Exchange
 from services.gateway.model.pooled_model import Task
@@ -111,8 +110,7 @@ class Embeddings:
         NotFound."""
         read_name(content.model, self._pooling.model)
         check_keep_alive(content.keep_alive)
-        given = None if content.options is None else content.options.num_ctx
-        return whole("options.num_ctx", given, 1, self._pooling.model.max_model_len)
+        return read_num_ctx(content.options)
 
 
 def _numbers(vector: list[float]) -> str:

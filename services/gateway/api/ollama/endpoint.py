@@ -7,8 +7,9 @@ from services.gateway.admission.caller import Caller
 from services.gateway.api.generating import Generating, Reader
 from services.gateway.api.ollama.embeddings import Embeddings
 from services.gateway.api.ollama.errors import error_reply
+from services.gateway.api.ollama.message_replies import make_writer, whole
 from services.gateway.api.ollama.models import Models
-from services.gateway.api.ollama.replies import LineWriter, loaded, whole
+from services.gateway.api.ollama.replies import loaded
 from services.gateway.api.ollama.requests import OnlyLoads, read_chat, read_generate
 from services.gateway.api.ollama.schema import (
     ChatBody,
@@ -29,7 +30,7 @@ from shared.environment import unix_time
 from shared.errors import ServingError
 from tessera.scheduler.v1.queue_pb2 import ReplyKind
 
-_WRITE = written_by(LineWriter, whole)
+_WRITE = written_by(make_writer, whole)
 
 
 class OllamaEndpoint:
@@ -92,7 +93,9 @@ def _endpoint(parts: Parts) -> OllamaEndpoint:
 OLLAMA = Api(
     _endpoint,
     {
-        ReplyKind.REPLY_KIND_OLLAMA_CHAT: ReplyForm(LineWriter),
-        ReplyKind.REPLY_KIND_OLLAMA_GENERATE: ReplyForm(LineWriter),
+        ReplyKind.REPLY_KIND_OLLAMA_CHAT: ReplyForm(make_writer),
+        ReplyKind.REPLY_KIND_OLLAMA_GENERATE: ReplyForm(make_writer),
+        ReplyKind.REPLY_KIND_OLLAMA_CHAT_MESSAGE: ReplyForm(make_writer),
+        ReplyKind.REPLY_KIND_OLLAMA_GENERATE_MESSAGE: ReplyForm(make_writer),
     },
 )

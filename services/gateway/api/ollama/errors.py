@@ -10,6 +10,7 @@ from shared.errors import ServingError
 # Our names of fields, in errors of what all APIs share, and Ollama's.
 _NAMES: Mapping[str, str] = {
     "max_tokens": "options.num_predict",
+    "max_window_size": "messages",  # which is no field here: `truncate` makes it
     "repetition_penalty": "options.repeat_penalty",
     **{
         name: f"options.{name}"
@@ -22,7 +23,7 @@ _NAMES: Mapping[str, str] = {
 
 def error_text(error: ServingError) -> str:
     """What went wrong, with the field as its client knows it."""
-    return renamed(error, _NAMES).message
+    return renamed(error, _NAMES).message.removesuffix(", or raise max_window_size")
 
 
 def error_body(error: ServingError) -> bytes:

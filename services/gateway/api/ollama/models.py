@@ -1,7 +1,9 @@
 """What is served, as Ollama's clients ask for it."""
 
+import hashlib
 import json
 from functools import partial
+from typing import Any
 
 from services.gateway.admission.caller import Caller
 from services.gateway.api.ollama.options import read_name
@@ -19,6 +21,7 @@ from services.gateway.decoding.decode import decode, off_loop
 from services.gateway.http.exchange import BodyLimits, Exchange
 from services.gateway.model.pooled_model import Task
 from services.gateway.model.served_model import ServedModel
+from services.gateway.reading.fields.unsupported import is_off, unsupported
 from services.gateway.release import release
 
 # The model stays loaded as long as the server runs.
@@ -38,22 +41,13 @@ class Models:
 
     async def tags(self, exchange: Exchange, caller: Caller) -> None:
         """GET /api/tags: the one model, and its adapters."""
-        entries = [
-            ModelEntry(name=name, model=name, modified_at=self._since, details=self._details)
-            for name in self._model.names
-        ]
+        entries = [self._entry(name, modified_at=self._since) for name in self._model.names]
         await exchange.reply(ModelEntries(models=entries))
 
     async def ps(self, exchange: Exchange, caller: Caller) -> None:
         """GET /api/ps: the one model, which is always loaded."""
-        name = self._model.name
-        entry = ModelEntry(
-            name=name,
-            model=name,
-            details=self._details,
-            expires_at=_NEVER,
-            context_length=self._model.max_model_len,
-        )
+        length = self._model.max_model_len
+        entry = self._entry(self._model.name, expires_at=_NEVER, context_length=length)
         await exchange.reply(ModelEntries(models=[entry]))
 
     async def show(self, exchange: Exchange, caller: Caller) -> None:
@@ -62,14 +56,31 @@ class Models:
         body = await off_loop(partial(decode, kind=ShowBody), content)
         exchange.release_body()
         name = body.model or body.name
-        if name is None:
+        if not name:
             raise wrong("model", "is required")
+        for field in ("system", "template", "options"):
+            if not is_off(getattr(body, field), "", {}):
+                raise unsupported(field, "changes nothing of a model that is served: leave it out")
         read_name(name, self._model)
         await exchange.reply(self._description())
 
     async def version(self, exchange: Exchange, caller: Caller) -> None:
         """GET /api/version: which release the server is."""
         await exchange.reply(self._version)
+
+    def _entry(self, name: str, **more: Any) -> ModelEntry:
+        model = self._model
+        _, adapter = model.adapter_of(name)
+        known = [name, model.kind, model.max_model_len, model.vocab_size, [*model.files], adapter]
+        digest = hashlib.sha256(json.dumps(known).encode()).hexdigest()
+        return ModelEntry(
+            name=name,
+            model=name,
+            digest=digest,
+            size=sum(size for _, size in model.files),
+            details=self._details,
+            **more,
+        )
 
     def _description(self) -> ModelDescription:
         model = self._model
@@ -90,6 +101,9 @@ class Models:
     def _capabilities(self) -> list[str]:
         tasks = self._model.tasks
         served = {"completion": Task.GENERATE in tasks, "embedding": Task.EMBED in tasks}
+        if served["completion"]:
+            forms = self._model.forms
+            served |= {"tools": forms.calls is not None, "thinking": forms.reasoning is not None}
         served["vision"] = self._model.has_vision
         return [name for name, is_served in served.items() if is_served]
 

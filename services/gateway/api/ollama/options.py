@@ -1,8 +1,9 @@
 """Ollama's options, checked and under the names that all APIs share."""
 
 import re
+from typing import NamedTuple
 
-from services.gateway.api.ollama.schema import GeneratingBody, Options
+from services.gateway.api.ollama.schema import ChatBody, GeneratingBody, Options
 from services.gateway.decoding.bounds import whole, wrong
 from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.constraint import Constraint
@@ -14,6 +15,8 @@ from shared.lora.modules import BASE
 
 # A model's name without a tag has this one.
 _TAG = ":latest"
+# Above the length of any model.
+_MOST = (1 << 31) - 1
 _NO_LIMIT = (-1, -2)  # without end; until the context is full
 # A duration as Go writes it, such as 5m, 1h30m or -1s; or seconds.
 _DURATION = re.compile(
@@ -40,7 +43,8 @@ def read_options(body: GeneratingBody, model: ServedModel) -> GenerationOptions:
     _check_body(body)
     options = body.options or _NO_OPTIONS
     _check_off(options)
-    whole("options.num_ctx", options.num_ctx, 1, model.max_model_len)
+    read_num_ctx(options)
+    penalized = _penalties(options, model)
     return GenerationOptions(
         model=name,
         stream=body.stream is not False,
@@ -51,10 +55,18 @@ def read_options(body: GeneratingBody, model: ServedModel) -> GenerationOptions:
         top_k=options.top_k,
         top_p=options.top_p,
         min_p=options.min_p,
-        repetition_penalty=options.repeat_penalty,
-        presence_penalty=options.presence_penalty,
-        frequency_penalty=options.frequency_penalty,
+        repetition_penalty=penalized.repeat,
+        presence_penalty=penalized.presence,
+        frequency_penalty=penalized.frequency,
+        max_window_size=model.max_model_len if body.truncate else None,
     )
+
+
+def read_num_ctx(options: Options | None) -> int | None:
+    """How much of the model's length is wanted, which may be more than all of it: clients name lengths of their own.
+    Raises InvalidRequest."""
+    given = None if options is None else options.num_ctx
+    return whole("options.num_ctx", given, 1, _MOST)
 
 
 def read_format(body: GeneratingBody) -> Constraint | None:
@@ -70,20 +82,16 @@ def read_format(body: GeneratingBody) -> Constraint | None:
 
 
 def _check_body(body: GeneratingBody) -> None:
-    if body.think not in (None, False):
+    if body.truncate and not isinstance(body, ChatBody):
         raise unsupported(
-            "think",
-            "asks for thoughts apart from the answer, which is not offered here yet: leave it out or send false",
+            "truncate", "is for conversations: leave it out or send false, and shorten the prompt"
         )
-    for name in ("logprobs", "top_logprobs"):
-        if not is_off(getattr(body, name), False, 0):
-            raise unsupported(name, "is not offered here: /v1/chat/completions has it")
-    for name in ("truncate", "shift"):
-        if not is_off(getattr(body, name), False):
-            raise unsupported(
-                name,
-                "asks to shorten what exceeds the model's length, which is not offered: leave it out or send false",
-            )
+    if not is_off(body.shift, False):
+        raise unsupported(
+            "shift",
+            "asks to forget the beginning where an answer exceeds the model's length, which is not offered: leave it"
+            " out or send false",
+        )
     check_keep_alive(body.keep_alive)
 
 
@@ -97,11 +105,8 @@ def check_keep_alive(given: str | float | None) -> None:
 
 def _check_off(options: Options) -> None:
     """Raises InvalidRequest for an option that would change the answer in a way that is not offered."""
-    if not is_off(options.repeat_last_n, -1):
-        raise unsupported(
-            "options.repeat_last_n",
-            "is not offered: penalties count all of prompt and answer; leave it out or send -1",
-        )
+    if not is_off(options.penalize_newline, True):
+        raise unsupported("options.penalize_newline", "is not offered: leave it out or send true")
     if not is_off(options.mirostat, 0):
         raise unsupported("options.mirostat", "is not offered: leave it out or send 0")
     for name in ("tfs_z", "typical_p"):
@@ -109,9 +114,36 @@ def _check_off(options: Options) -> None:
             raise unsupported(f"options.{name}", "is not offered: leave it out or send 1")
 
 
+class _Penalties(NamedTuple):
+    """Those of a request; None is the checkpoint's."""
+
+    repeat: float | None
+    presence: float | None
+    frequency: float | None
+
+
+def _penalties(options: Options, model: ServedModel) -> _Penalties:
+    """Raises InvalidRequest for penalties that count the last tokens alone."""
+    name = "options.repeat_last_n"
+    last = whole(name, options.repeat_last_n, -1, _MOST)
+    asked = _Penalties(options.repeat_penalty, options.presence_penalty, options.frequency_penalty)
+    if last == 0:
+        return _Penalties(1.0, 0.0, 0.0)
+    repeat = asked.repeat
+    if repeat is None:
+        repeat = model.defaults.numbers.get("repetition_penalty", 1.0)
+    if last not in (None, -1) and (repeat != 1 or asked.presence or asked.frequency):
+        raise unsupported(
+            name,
+            "is not offered beside a penalty: penalties count all of prompt and answer; leave it out, or send -1, or 0"
+            " for none",
+        )
+    return asked
+
+
 def _num_predict(options: Options, model: ServedModel) -> int | None:
     name = "options.num_predict"
-    count = whole(name, options.num_predict, min(_NO_LIMIT), model.max_model_len)
+    count = whole(name, options.num_predict, min(_NO_LIMIT), _MOST)
     if count == 0:
         raise wrong(name, "must be at least 1, or -1 for all that the model's length leaves")
-    return None if count in _NO_LIMIT else count
+    return None if count is None or count in _NO_LIMIT else min(count, model.max_model_len)

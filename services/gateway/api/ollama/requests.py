@@ -1,12 +1,15 @@
 """Ollama's request bodies, checked and turned into our own types."""
 
-from collections.abc import Sequence
+from dataclasses import replace
 
+from services.gateway.api.ollama.conversation import fill, fill_turns, opened
 from services.gateway.api.ollama.options import read_format, read_options
-from services.gateway.api.ollama.schema import ChatBody, GenerateBody, GeneratingBody, Turn
+from services.gateway.api.ollama.schema import ChatBody, GenerateBody, GeneratingBody
 from services.gateway.decoding.bounds import wrong
 from services.gateway.model.served_model import ServedModel
-from services.gateway.reading.conversation import check_sizes, read_role
+from services.gateway.reading.calls.divided import divided
+from services.gateway.reading.calls.tools import ToolFields, Tools, read_tools
+from services.gateway.reading.conversation import check_sizes
 from services.gateway.reading.fields.unsupported import is_off, unsupported
 from services.gateway.reading.generation import (
     Prompt,
@@ -14,14 +17,12 @@ from services.gateway.reading.generation import (
     read_generation,
     text_prompt,
 )
-from services.gateway.reading.media.media import read_image_base64
+from services.gateway.reading.logprob_fields import chat_logprobs
 from services.gateway.reading.options import GenerationOptions
 from services.gateway.reading.valid_request import ValidRequest
-from tessera.preprocess.v1.preprocess_pb2 import Message, PrepareRequest
 from tessera.scheduler.v1.queue_pb2 import ReplyKind
 
-_NO_THINKING = '{"enable_thinking": false}'
-_NO_TOOLS = "tool calling is not offered here yet: leave it out, and send what was called as text"
+_NO_TOOLS = "leave `tools` out"
 
 
 class OnlyLoads(Exception):
@@ -31,19 +32,17 @@ class OnlyLoads(Exception):
 def read_chat(body: ChatBody, model: ServedModel) -> tuple[ValidRequest, GenerationOptions]:
     """POST /api/chat. Raises InvalidRequest naming the field, NotFound, or OnlyLoads."""
     options = read_options(body, model)
-    if not is_off(body.tools, []):
-        raise unsupported(
-            "tools", "asks for a tool call, which is not offered here yet: leave it out"
-        )
+    tools = read_tools(ToolFields(tools=body.tools), model.forms, none=_NO_TOOLS)
     if not body.messages:
         raise OnlyLoads
-    check_sizes([len(turn.images or ()) + 1 for turn in body.messages])
-    prepare = _conversation(body)
-    for index, turn in enumerate(body.messages):
-        _read_turn(turn, f"messages[{index}]", prepare.conversation.messages.add())
-    prompt = conversation_prompt(prepare, model)
+    prepare = opened(body, model)
+    prepare.conversation.tools_json = tools.json
+    fill_turns(body.messages, prepare.conversation)
+    prompt, scores = conversation_prompt(prepare, model), _logprobs(body, model)
     kind = ReplyKind.REPLY_KIND_OLLAMA_CHAT
-    return read_generation(options, prompt, kind, None, model, read_format(body)), options
+    request = read_generation(options, prompt, kind, scores, model, read_format(body))
+    kind = ReplyKind.REPLY_KIND_OLLAMA_CHAT_MESSAGE
+    return _divided(request, body, options, tools, model, kind), options
 
 
 def read_generate(body: GenerateBody, model: ServedModel) -> tuple[ValidRequest, GenerationOptions]:
@@ -52,14 +51,26 @@ def read_generate(body: GenerateBody, model: ServedModel) -> tuple[ValidRequest,
     _check_generate(body)
     if not body.prompt:
         raise OnlyLoads
-    prompt = text_prompt(body.prompt) if body.raw else _templated(body, body.prompt, model)
-    kind = ReplyKind.REPLY_KIND_OLLAMA_GENERATE
-    return read_generation(options, prompt, kind, None, model, read_format(body)), options
+    kind, form = ReplyKind.REPLY_KIND_OLLAMA_GENERATE, read_format(body)
+    scores = _logprobs(body, model)
+    if body.raw:
+        prompt = text_prompt(body.prompt)
+        request = read_generation(options, prompt, kind, scores, model, form)
+        return replace(request, lowers_max_tokens=True), options
+    prompt = _templated(body, body.prompt, model)
+    request = read_generation(options, prompt, kind, scores, model, form)
+    kind = ReplyKind.REPLY_KIND_OLLAMA_GENERATE_MESSAGE
+    return _divided(request, body, options, Tools(), model, kind), options
 
 
 def _check_generate(body: GenerateBody) -> None:
     if body.raw and (body.system or not is_off(body.template, "") or not is_off(body.context, [])):
         raise wrong("raw", "mode does not support template, system, or context")
+    if body.raw and body.think:
+        raise unsupported(
+            "think",
+            "cannot be combined with raw: a prompt as it is says itself whether the model thinks",
+        )
     if body.raw and body.images:
         raise unsupported(
             "images",
@@ -81,42 +92,32 @@ def _check_generate(body: GenerateBody) -> None:
 def _templated(body: GenerateBody, prompt: str, model: ServedModel) -> Prompt:
     """A conversation of the prompt alone, behind its system message."""
     check_sizes([len(body.images or ()) + 2])
-    prepare = _conversation(body)
+    prepare = opened(body, model)
     if body.system:
-        _fill(prepare.conversation.messages.add(), "system", body.system)
-    _fill(prepare.conversation.messages.add(), "user", prompt, body.images or (), "images")
+        fill(prepare.conversation.messages.add(), "system", body.system)
+    fill(prepare.conversation.messages.add(), "user", prompt, body.images or (), "images")
     return conversation_prompt(prepare, model)
 
 
-def _conversation(body: GeneratingBody) -> PrepareRequest:
-    """One without messages."""
-    prepare = PrepareRequest()
-    prepare.conversation.add_generation_prompt = True
-    if body.think is False:
-        prepare.conversation.chat_template_kwargs_json = _NO_THINKING
-    return prepare
+def _logprobs(body: GeneratingBody, model: ServedModel) -> int | None:
+    return chat_logprobs(body.logprobs, body.top_logprobs, model.max_logprobs)
 
 
-def _read_turn(turn: Turn, path: str, into: Message) -> None:
-    role = read_role(turn.role, path)
-    for name in ("tool_calls", "tool_name", "tool_call_id"):
-        if not is_off(getattr(turn, name), [], ""):
-            raise unsupported(f"{path}.{name}", f"is of a tool call: {_NO_TOOLS}")
-    if not is_off(turn.thinking, ""):
-        raise unsupported(f"{path}.thinking", "is not shown to the model yet: leave it out")
-    if turn.content is None and not turn.images:
-        raise wrong(f"{path}.content", "is missing")
-    _fill(into, role, turn.content or "", turn.images or (), f"{path}.images")
-
-
-def _fill(
-    into: Message, role: str, content: str, images: Sequence[str] = (), path: str = ""
-) -> None:
-    """A message: the pictures stand before the text, as in Ollama."""
-    into.role = role
-    for index, image in enumerate(images):
-        field = f"{path}[{index}]"
-        into.content.add(media=read_image_base64(image, field))
-    if content or not images:
-        into.content.add(text=content)
-    into.is_string = not images
+def _divided(
+    request: ValidRequest,
+    body: GeneratingBody,
+    options: GenerationOptions,
+    tools: Tools,
+    model: ServedModel,
+    kind: "ReplyKind.ValueType",
+) -> ValidRequest:
+    request = replace(request, lowers_max_tokens=True)
+    return divided(
+        request,
+        options,
+        tools,
+        model,
+        single_call=False,
+        hides_reasoning=body.think is False,
+        kind=kind,
+    )

@@ -14,11 +14,16 @@ class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """`options`: how to generate."""
 
     num_predict: Annotated[
-        Whole | None, about("as `max_tokens`; -1 and -2 are no limit", "checkpoint")
+        Whole | None,
+        about(
+            "as `max_tokens`; -1 and -2, and more than the prompt leaves of the model's length, mean all that it"
+            " leaves",
+            "checkpoint",
+        ),
     ] = None
     num_ctx: Annotated[
         Whole | None,
-        about("1 to the model's length, all of which is used whatever it says; above it a 400"),
+        about("at least 1; all of the model's length is used whatever it says, and no more"),
     ] = None
     seed: Whole | None = None
     stop: str | list[str] | None = None
@@ -31,12 +36,22 @@ class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ] = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
+    repeat_last_n: Annotated[
+        Whole | None,
+        about(
+            "0 is no penalty; other values than -1 only where there is none: penalties count all of prompt and answer",
+            "-1",
+        ),
+    ] = None
     # Taken with the value that means "off" alone.
-    repeat_last_n: Refused = _NONE
+    penalize_newline: Refused = _NONE
     mirostat: Refused = _NONE
     tfs_z: Refused = _NONE
     typical_p: Refused = _NONE
     # How Ollama's own engine computes an answer, which changes none here, and what tunes mirostat, which is off.
+    embedding_only: Annotated[msgspec.Raw, about("accepted, without effect")] = _NONE
+    f16_kv: Annotated[msgspec.Raw, about("accepted, without effect")] = _NONE
+    logits_all: Annotated[msgspec.Raw, about("accepted, without effect")] = _NONE
     low_vram: Annotated[msgspec.Raw, about("accepted, without effect")] = _NONE
     mirostat_eta: Annotated[msgspec.Raw, about("accepted, without effect")] = _NONE
     mirostat_tau: Annotated[msgspec.Raw, about("accepted, without effect")] = _NONE
@@ -48,6 +63,7 @@ class Options(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     numa: Annotated[msgspec.Raw, about("accepted, without effect")] = _NONE
     use_mlock: Annotated[msgspec.Raw, about("accepted, without effect")] = _NONE
     use_mmap: Annotated[msgspec.Raw, about("accepted, without effect")] = _NONE
+    vocab_only: Annotated[msgspec.Raw, about("accepted, without effect")] = _NONE
 
 
 class GeneratingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -64,9 +80,19 @@ class GeneratingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     ] = None
     think: Annotated[
         bool | str | None,
-        about("false, which gives `enable_thinking: false` to the chat template", "the template's"),
+        about(
+            "whether the model thinks before it answers, and low, medium, high or max for how hard: `enable_thinking`"
+            " and `reasoning_effort` of the chat template; false leaves thoughts out of the reply",
+            "the template's",
+        ),
     ] = None
-    # Taken with the value that means "off" alone.
+    logprobs: Annotated[
+        bool | None, about("true: log-probabilities of the answer's tokens", "false")
+    ] = None
+    top_logprobs: Annotated[
+        Whole | None,
+        about("so many of the likeliest tokens beside each; up to `--max-logprobs` (20)", "0"),
+    ] = None
     format: Annotated[
         msgspec.Raw,
         about(
@@ -75,25 +101,54 @@ class GeneratingBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
             "none",
         ),
     ] = _NONE
-    logprobs: Refused = _NONE
-    top_logprobs: Refused = _NONE
-    truncate: Refused = _NONE
+    truncate: Annotated[
+        bool | None,
+        about(
+            "true: of a conversation that exceeds the model's length the oldest turns are left out, but the system"
+            " message",
+            "false: an error",
+        ),
+    ] = None
+    # Taken with the value that means "off" alone.
     shift: Refused = _NONE
+
+
+class CalledFunction(msgspec.Struct, kw_only=True):
+    """What was called."""
+
+    name: Annotated[str | None, about("the tool's name")] = None
+    arguments: Annotated[msgspec.Raw, about("a JSON object")] = _NONE
+
+
+class ToolCall(msgspec.Struct, kw_only=True):
+    """A call in an assistant's turn."""
+
+    id: Annotated[str | None, about("its name, by which its result may refer to it")] = None
+    function: Annotated[CalledFunction | None, about("what was called")] = None
+
+    def __post_init__(self) -> None:
+        """Does nothing: that Python is called at all lets other threads run while a large body is decoded."""
 
 
 class Turn(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """One message."""
 
-    role: Annotated[str | None, about("system, user or assistant")] = None
+    role: Annotated[str | None, about("system, user, assistant or tool")] = None
     content: Annotated[str | None, about("a text")] = None
     images: Annotated[list[str] | None, about("files in base64, which stand before the text")] = (
         None
     )
-    # Not taken.
-    thinking: Refused = _NONE
-    tool_calls: Refused = _NONE
-    tool_name: Refused = _NONE
-    tool_call_id: Refused = _NONE
+    thinking: Annotated[
+        str | None, about("of an assistant's turn: what it thought, for templates that show it")
+    ] = None
+    tool_calls: Annotated[list[ToolCall] | None, about("calls of an assistant's turn")] = None
+    tool_name: Annotated[str | None, about("of a tool's turn: which tool gave the result")] = None
+    tool_call_id: Annotated[
+        str | None,
+        about(
+            "of a tool's turn: the call that it answers; unless given, the first one of this tool without a result"
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         """Does nothing: that Python is called at all lets other threads run while a large body is decoded."""
@@ -106,7 +161,14 @@ class ChatBody(GeneratingBody, kw_only=True):
         list[Turn] | None,
         about("turns in their order", example=[{"role": "user", "content": "What is there?"}]),
     ] = None
-    tools: Refused = _NONE
+    tools: Annotated[
+        msgspec.Raw,
+        about(
+            'tools that the model sees and may call: a list of {"type": "function", "function": {"name", "description",'
+            ' "parameters"}}',
+            "none",
+        ),
+    ] = _NONE
 
 
 class GenerateBody(GeneratingBody, kw_only=True):
@@ -168,6 +230,10 @@ class ShowBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     model: str | None = None
     name: Annotated[str | None, about("the older name of `model`")] = None
     verbose: Annotated[bool | None, about("without effect")] = None
+    # Taken with the value that means "off" alone: Ollama's own programs send them all.
+    system: Refused = _NONE
+    template: Refused = _NONE
+    options: Refused = _NONE
 
 
 class Details(msgspec.Struct, kw_only=True):
@@ -183,6 +249,8 @@ class ModelEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     name: str
     model: str
+    digest: str  # of what this gateway knows of it: name, files, sizes, adapter
+    size: int  # bytes of the weights' files
     modified_at: str | None = None
     details: Details
     expires_at: str | None = None

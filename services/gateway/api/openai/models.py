@@ -1,5 +1,7 @@
 """/v1/models: what is served."""
 
+from datetime import UTC, datetime
+
 from services.gateway.admission.caller import Caller
 from services.gateway.api.openai.schema import ModelCard, ModelList
 from services.gateway.http.exchange import Exchange
@@ -16,8 +18,9 @@ class Models:
 
     async def all(self, exchange: Exchange, caller: Caller) -> None:
         """GET /v1/models: the one model that is served, and its adapters."""
-        cards = [await self._card(name) for name in self._model.names]
-        await exchange.reply(ModelList(data=cards))
+        names = self._model.names
+        cards = [await self._card(name) for name in names]
+        await exchange.reply(ModelList(data=cards, first_id=names[0], last_id=names[-1]))
 
     async def one(self, exchange: Exchange, caller: Caller) -> None:
         """GET /v1/models/{id}: one of them by its name, which may have slashes. Raises NotFound."""
@@ -30,6 +33,8 @@ class Models:
         return ModelCard(
             id=name,
             created=self._model.created_unix_s,
+            display_name=name,
+            created_at=f"{datetime.fromtimestamp(self._model.created_unix_s, UTC):%Y-%m-%dT%H:%M:%SZ}",
             max_model_len=self._model.max_model_len,
             parent=self._model.name if name in adapters else None,
             adapter=(adapters.default or None) if name == self._model.name else None,

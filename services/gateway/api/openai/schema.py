@@ -185,6 +185,10 @@ class ModelCard(msgspec.Struct, kw_only=True):
     tasks: Annotated[
         list[str], about("what it is served for: generate, embed, classify, score")
     ] = []
+    # As Anthropic's clients know a model.
+    type: str = "model"
+    display_name: Annotated[str, about("its name")] = ""
+    created_at: Annotated[str, about("as `created`, as RFC 3339 writes it")] = ""
     parts: Annotated[
         Mapping[str, Mapping[str, Any]],
         about(
@@ -199,6 +203,10 @@ class ModelList(msgspec.Struct, kw_only=True):
 
     object: str = "list"
     data: list[ModelCard]
+    # As Anthropic's clients know a list.
+    first_id: Annotated[str, about("the first one's `id`")] = ""
+    last_id: Annotated[str, about("the last one's `id`")] = ""
+    has_more: Annotated[bool, about("false: there are no others")] = False
 
 
 class TokenizeReply(msgspec.Struct, kw_only=True, omit_defaults=True):

@@ -8,14 +8,13 @@ from services.gateway.admission.caller import Caller, tenant_of
 from services.gateway.admission.request_options import RequestOptions
 from services.gateway.api.generating import Generating
 from services.gateway.api.part_stream import compact
-from services.gateway.api.responses.events import ResponseWriter
+from services.gateway.api.responses.events import ResponseWriter, ended_response
 from services.gateway.api.responses.kept import KeptResponses
 from services.gateway.api.responses.references import merge_resolved, refers, resolved
 from services.gateway.api.responses.requests import media_urls, read_response
 from services.gateway.api.responses.response import (
     QUEUED,
     response_object,
-    whole_response,
     written,
 )
 from services.gateway.api.responses.schema import Item, KeptFields, KeptOutput, ResponseBody
@@ -99,7 +98,7 @@ class Creation:
                 await exchange.respond(200, compact(response_object(answer.head, QUEUED)).encode())
             else:
                 [outcome] = await answer.whole()
-                response = whole_response(answer, outcome)
+                response = ended_response(answer, outcome)
                 self._finish(request_id, response)
                 await exchange.respond_in_pieces(answer.slices.joined(written(response)))
         finally:

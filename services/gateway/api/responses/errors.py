@@ -13,6 +13,8 @@ from shared.errors import ServingError
 _NAMES: Mapping[str, str] = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
+    "max_window_size": "input",  # which is no field here: `truncation` makes it
+    "logprobs": "top_logprobs",
     "reasoning_effort": "reasoning.effort",
 }
 
@@ -20,6 +22,7 @@ _NAMES: Mapping[str, str] = {
 def error_value(error: ServingError) -> dict[str, Any]:
     """The value of `error` in a reply."""
     message, field = renamed(error, _NAMES)
+    message = message.removesuffix(", or raise max_window_size")
     return {**error_object(error), "message": message, "param": field or None}
 
 

@@ -15,12 +15,16 @@ from services.gateway.api.responses.response import (
     response_object,
     status_of,
     usage_object,
+    whole_response,
 )
 from services.gateway.api.server_sent_events import AFTER_COMMENT, COMMENT, COMMENT_BESIDE_IDS
-from services.gateway.following.answer import Answer
+from services.gateway.api.token_scores import ScoreEntries
+from services.gateway.following.answer import Answer, Outcome, Piece
 from shared.errors import Cancelled, ServingError
 from tessera.common.v1.ending_pb2 import Ending
 
+# Above the number of any event.
+_ALL = 1 << 62
 _GROWING: Mapping[PartKind, str] = {
     PartKind.TEXT: "response.output_text",
     PartKind.REASONING: "response.reasoning_text",
@@ -36,6 +40,9 @@ class ResponseWriter(PartStream):
         self.ping = COMMENT_BESIDE_IDS if with_ids else COMMENT
         self.after_ping = b"" if with_ids else AFTER_COMMENT
         self._head = answer.head
+        self._entries = ScoreEntries(
+            answer.table, skips_special=answer.head.reply.skip_special_tokens
+        )
         # The whole of it, once that is known.
         self.response: Mapping[str, Any] | None = None
 
@@ -53,25 +60,32 @@ class ResponseWriter(PartStream):
         named = {"item_id": item_id(self._head, part), **place}
         within = named if part.kind is PartKind.CALL else {**named, "content_index": 0}
         if step is Step.GROWS:
-            more: Mapping[str, Any] = {"logprobs": []} if part.kind is PartKind.TEXT else {}
-            return (Event(f"{_GROWING[part.kind]}.delta", {**within, **more}, part, text),)
+            return (Event(f"{_GROWING[part.kind]}.delta", within, part, text),)
         is_begun = step is Step.BEGINS
         whole = "" if is_begun else part.text
-        shown = {**place, "item": item(self._head, part, whole, is_begun=is_begun)}
+        scores = [] if is_begun else self._entries.listed(part.logprobs)
+        one = item(self._head, part, whole, is_begun=is_begun, logprobs=scores)
+        shown = {**place, "item": one}
         if is_begun:
             events = [Event("response.output_item.added", shown)]
         else:
-            events = [Event(f"{_GROWING[part.kind]}.done", {**within, **_done(part, whole)})]
+            events = [
+                Event(f"{_GROWING[part.kind]}.done", {**within, **_done(part, whole, scores)})
+            ]
         if part.kind is not PartKind.CALL:
             name = f"response.content_part.{'added' if is_begun else 'done'}"
-            events.append(Event(name, {**within, "part": content_part(part, whole)}))
+            events.append(Event(name, {**within, "part": content_part(part, whole, scores)}))
         if not is_begun:
             events.append(Event("response.output_item.done", shown))
         return events
 
     def last_events(self, ending: Ending, *, calls_tools: bool) -> Sequence[Event]:
         """The whole response."""
-        output = [item(self._head, part, part.text, is_begun=False) for part in self.parts.parts]
+        listed = self._entries.listed
+        output = [
+            item(self._head, part, part.text, is_begun=False, logprobs=listed(part.logprobs))
+            for part in self.parts.parts
+        ]
         usage = usage_object(self.answer, self.tokens, self.reasoning_tokens)
         status = status_of(ending)
         response = self.response = response_object(self._head, status, output, usage)
@@ -91,10 +105,23 @@ class ResponseWriter(PartStream):
         content = {"type": event.name, "sequence_number": number, **event.fields}
         if event.text is not None:
             content["delta"] = event.text
+            if event.part is not None and event.part.kind is PartKind.TEXT:
+                content["logprobs"] = self._entries.listed(event.logprobs)
         return content
 
 
-def _done(part: Part, text: str) -> Mapping[str, Any]:
+def ended_response(answer: Answer, outcome: Outcome) -> Mapping[str, Any]:
+    """The response to an answer that has ended."""
+    if not answer.head.sampling.HasField("logprobs"):
+        return whole_response(answer, outcome)
+    # Whose log-probabilities stand in what part is known token by token. No event is written.
+    writer = ResponseWriter(answer, with_ids=False, after=_ALL)
+    writer.piece(Piece("", [*answer.token_ids(0)], outcome.tokens, outcome.ending))
+    assert writer.response is not None
+    return writer.response
+
+
+def _done(part: Part, text: str, logprobs: Sequence[Any]) -> Mapping[str, Any]:
     if part.kind is PartKind.CALL:
         return {"name": part.name, "arguments": text}
-    return {"text": text, "logprobs": []} if part.kind is PartKind.TEXT else {"text": text}
+    return {"text": text, "logprobs": logprobs} if part.kind is PartKind.TEXT else {"text": text}

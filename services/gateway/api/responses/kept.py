@@ -11,6 +11,7 @@ from typing import Any
 from services.gateway.admission.resume import Resumption
 from services.gateway.api.part_stream import compact
 from services.gateway.api.responses.errors import failure_value
+from services.gateway.api.responses.events import ended_response
 from services.gateway.api.responses.response import (
     COMPLETED,
     ID_PREFIX,
@@ -18,7 +19,6 @@ from services.gateway.api.responses.response import (
     INCOMPLETE,
     QUEUED,
     response_object,
-    whole_response,
     written,
 )
 from services.gateway.following.answer import Answer
@@ -248,4 +248,4 @@ async def _end(answer: Answer) -> Mapping[str, Any]:
         if isinstance(error, Cancelled):
             return response_object(answer.head, "cancelled")
         return response_object(answer.head, "failed", error=failure_value(error))
-    return whole_response(answer, outcome)
+    return ended_response(answer, outcome)

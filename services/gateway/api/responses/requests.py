@@ -36,6 +36,8 @@ _INCLUDED = (
     "computer_call_output.output.image_url",
     "code_interpreter_call.outputs",
 )
+_LOGPROBS = "message.output_text.logprobs"
+_TRUNCATIONS = ("auto", "disabled")
 _KIND = ReplyKind.REPLY_KIND_RESPONSE
 
 
@@ -52,7 +54,9 @@ def read_response(
     _converse(body, earlier, prepare.conversation)
     prepare.conversation.tools_json = asked.tools.json
     prompt = conversation_prompt(prepare, model)
-    request = read_generation(options, prompt, _KIND, None, model, _form(body.text))
+    request = read_generation(
+        options, prompt, _KIND, _logprobs(body, model), model, _form(body.text)
+    )
     request.reply.endpoint_json = _repeated(body, asked)
     request = divided(
         request,
@@ -77,17 +81,12 @@ def media_urls(body: ResponseBody) -> Iterator[str]:
 
 def _check(body: ResponseBody) -> None:
     for name in body.include or ():
-        if name not in _INCLUDED:
+        if name not in (*_INCLUDED, _LOGPROBS):
             raise unsupported(
                 "include", f"asks for {name[:64]!r}, which is not offered: leave it out"
             )
-    if body.top_logprobs:
-        raise unsupported("top_logprobs", "is not offered here: /v1/chat/completions has it")
-    if body.truncation not in (None, "disabled"):
-        raise unsupported(
-            "truncation",
-            'asks to shorten what exceeds the model\'s length: leave it out or send "disabled"',
-        )
+    if body.truncation not in (None, *_TRUNCATIONS):
+        raise wrong("truncation", f"must be one of {', '.join(_TRUNCATIONS)}")
     metadata = body.metadata or {}
     at_most("metadata", len(metadata), _MOST_METADATA)
     for name, value in metadata.items():
@@ -100,13 +99,22 @@ def _check(body: ResponseBody) -> None:
         raise wrong("store", "cannot be false beside background: the response is asked for later")
 
 
+def _logprobs(body: ResponseBody, model: ServedModel) -> int | None:
+    """How many of the likeliest tokens are shown beside each; None is no log-probability at all."""
+    count = whole("top_logprobs", body.top_logprobs, 0, model.max_logprobs) or 0
+    return count if count or _LOGPROBS in (body.include or ()) else None
+
+
 def _options(body: ResponseBody, model: ServedModel) -> GenerationOptions:
+    most = whole("max_output_tokens", body.max_output_tokens, 1, model.max_model_len)
+    window = model.max_model_len + 1 - (most or 1) if body.truncation == "auto" else None
     return GenerationOptions(
+        max_window_size=window,
         model=body.model,
         user=body.user,
         service_tier=body.service_tier,
         stream=body.stream,
-        max_tokens=whole("max_output_tokens", body.max_output_tokens, 1, model.max_model_len),
+        max_tokens=most,
         temperature=body.temperature,
         top_p=body.top_p,
         top_k=body.top_k,
@@ -216,8 +224,8 @@ def _repeated(body: ResponseBody, asked: Asked) -> str:
         },
         "tool_choice": asked.choice,
         "tools": asked.listed,
-        "top_logprobs": 0,
-        "truncation": "disabled",
+        "top_logprobs": int(body.top_logprobs or 0),
+        "truncation": body.truncation or "disabled",
         "user": body.user,
     }
     return json.dumps(content, ensure_ascii=False, separators=(",", ":"))

@@ -13,6 +13,8 @@ from tessera.scheduler.v1.queue_pb2 import RequestSpec
 
 ID_PREFIX = "resp_"
 QUEUED, IN_PROGRESS, COMPLETED, INCOMPLETE = "queued", "in_progress", "completed", "incomplete"
+# Log-probabilities that are written at once.
+_ENTRIES = 64
 _STOP = FinishReason.FINISH_REASON_STOP
 _PREFIXES: Mapping[PartKind, str] = {
     PartKind.TEXT: "msg",
@@ -66,11 +68,27 @@ def written(response: Mapping[str, Any]) -> Iterator[str]:
         yield f'{"," if index else ""}"{name}":'
         if name == "output":
             for place, one in enumerate(value):
-                yield f"{',' if place else '['}{compact(one)}"
+                yield "," if place else "["
+                yield from _written_item(one)
             yield "]" if value else "[]"
         else:
             yield compact(value)
     yield "}"
+
+
+def _written_item(one: Mapping[str, Any]) -> Iterator[str]:
+    """Log-probabilities, of which there may be many, in pieces."""
+    [content, *_] = one.get("content") or [{}]
+    entries = content.get("logprobs")
+    if not entries:
+        yield compact(one)
+        return
+    empty = {**one, "content": [{**content, "logprobs": []}]}
+    before, name, behind = compact(empty).partition('"logprobs":[')  # quotes in texts are escaped
+    yield before + name
+    for start in range(0, len(entries), _ENTRIES):
+        yield ("," if start else "") + compact(entries[start : start + _ENTRIES])[1:-1]
+    yield behind
 
 
 def item_id(head: RequestSpec, part: Part) -> str:
@@ -78,8 +96,10 @@ def item_id(head: RequestSpec, part: Part) -> str:
     return f"{_PREFIXES[part.kind]}_{head.request_id}_{part.index}"
 
 
-def item(head: RequestSpec, part: Part, text: str, *, is_begun: bool) -> dict[str, Any]:
-    """An item of the output: one that begins, or one that has ended with so much text."""
+def item(
+    head: RequestSpec, part: Part, text: str, *, is_begun: bool, logprobs: Sequence[Any] = ()
+) -> dict[str, Any]:
+    """An item of the output: one that begins, or one that has ended with so much text. `logprobs`: of a message."""
     status = COMPLETED if part.is_whole else INCOMPLETE
     fields = {"id": item_id(head, part), "status": IN_PROGRESS if is_begun else status}
     if part.kind is PartKind.CALL:
@@ -90,17 +110,17 @@ def item(head: RequestSpec, part: Part, text: str, *, is_begun: bool) -> dict[st
             "name": part.name,
             "arguments": text,
         }
-    content = [] if is_begun else [content_part(part, text)]
+    content = [] if is_begun else [content_part(part, text, logprobs)]
     if part.kind is PartKind.REASONING:
         return {**fields, "type": "reasoning", "summary": [], "content": content}
     return {**fields, "type": "message", "role": "assistant", "content": content}
 
 
-def content_part(part: Part, text: str) -> dict[str, Any]:
+def content_part(part: Part, text: str, logprobs: Sequence[Any] = ()) -> dict[str, Any]:
     """What a message or a thought holds."""
     if part.kind is PartKind.REASONING:
         return {"type": "reasoning_text", "text": text}
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
 def usage_object(answer: Answer, tokens: int, reasoning: int) -> dict[str, Any]:

@@ -165,7 +165,11 @@ class ResponseBody(_Body):
         ),
     ] = None
     include: Annotated[
-        list[str] | None, about("accepted, without effect, but not with log-probabilities")
+        list[str] | None,
+        about(
+            "`message.output_text.logprobs`: log-probabilities of the tokens of texts; others that OpenAI has are"
+            " accepted, without effect"
+        ),
     ] = None
     stream: bool | None = None
     stream_options: Annotated[StreamOptions | None, about("accepted, without effect")] = None
@@ -203,7 +207,14 @@ class ResponseBody(_Body):
             "text",
         ),
     ] = None
-    truncation: Annotated[str | None, about('"disabled" alone', '"disabled"')] = None
+    truncation: Annotated[
+        str | None,
+        about(
+            '"auto": of a conversation that exceeds the model\'s length the oldest turns are left out, but the system'
+            ' message; "disabled": a 400',
+            '"disabled"',
+        ),
+    ] = None
     # Which tokens, and how many.
     max_output_tokens: Annotated[
         Whole | None,
@@ -211,12 +222,22 @@ class ResponseBody(_Body):
     ] = None
     temperature: float | None = None
     top_p: float | None = None
-    top_logprobs: Annotated[Whole | None, about("0 alone", "0")] = None
+    top_logprobs: Annotated[
+        Whole | None,
+        about(
+            "so many of the likeliest tokens beside each of a text; up to `--max-logprobs` (20)",
+            "0",
+        ),
+    ] = None
     # Who asks, and with what urgency.
     user: str | None = None
     service_tier: str | None = None
     # Repeated, without effect: tools of the server's own, who asks, where to find what was computed.
     max_tool_calls: Annotated[Whole | None, about("repeated, without effect")] = None
+    client_metadata: Annotated[
+        dict[str, str] | None,
+        about("accepted, without effect: what coding agents say of themselves"),
+    ] = None
     safety_identifier: Annotated[str | None, about("repeated, without effect")] = None
     prompt_cache_key: Annotated[str | None, about("repeated, without effect")] = None
     prompt_cache_retention: Annotated[str | None, about("repeated, without effect")] = None

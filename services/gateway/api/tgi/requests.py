@@ -12,6 +12,7 @@ from services.gateway.reading.fields.unsupported import is_off, unsupported
 from services.gateway.reading.generation import Prompt, check_adapter, read_generation
 from services.gateway.reading.options import GenerationOptions
 from services.gateway.reading.prompt_parts import image_part, media_urls, parts_prompt, read_prompt
+from services.gateway.reading.sampling.drawn import drawn
 from services.gateway.reading.valid_request import ValidRequest
 from tessera.preprocess.v1.preprocess_pb2 import Part
 from tessera.scheduler.v1.queue_pb2 import ReplyKind
@@ -39,6 +40,8 @@ def read_generate(body: GenerateRequest, stream: bool, model: ServedModel) -> Va
     _refuse(given, stream)
     check_adapter("parameters.adapter_id", given.adapter_id, model)
     options = generation_options(body, stream)
+    if given.do_sample:
+        options.temperature = drawn(options.temperature, model)
     with_details = given.details is True
     if given.top_n_tokens and not with_details:
         raise wrong("parameters.top_n_tokens", "needs details to be true")

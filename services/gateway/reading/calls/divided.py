@@ -24,7 +24,7 @@ from tessera.scheduler.v1.queue_pb2 import MessageFormat, ReplyKind
 
 # The form of an answer's text, as APIs with tools mean it: clients send it beside calls that have to be made, and such
 # an answer has no text.
-_OF_TEXT = ("response_format", "text.format", "output_config.format")
+_OF_TEXT = ("response_format", "text.format", "output_config.format", "format")
 
 
 def divided(

@@ -23,7 +23,7 @@ from shared.output_format.grammar import has_grammar
 from tessera.preprocess.v1.preprocess_pb2 import Conversation
 
 _NONE = msgspec.Raw()
-_REQUIRED = "required"
+_REQUIRED, _ALLOWED = "required", "allowed_tools"
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
 
@@ -41,7 +41,9 @@ class ToolFields(MediaFields, kw_only=True):
     tool_choice: Annotated[
         msgspec.Raw,
         about(
-            '"auto", "none", "required", or {"type": "function", "function": {"name": ...}}', "auto"
+            '"auto", "none", "required", {"type": "function", "function": {"name": ...}}, or {"type": "allowed_tools",'
+            ' "allowed_tools": {"mode", "tools"}}',
+            "auto",
         ),
     ] = _NONE
     parallel_tool_calls: Annotated[
@@ -83,8 +85,15 @@ class Tools(NamedTuple):
     strict: bool = False
 
 
-def read_tools(body: ToolFields, forms: OutputForms, *, may_call: bool = True) -> Tools:
-    """The tools of a body. `may_call`: whether what the request gets could be a call.
+# How a request says that its tools are only to be seen.
+_SHOWN_ALONE = 'send `tool_choice: "none"`: the model then sees the tools and answers in text'
+
+
+def read_tools(
+    body: ToolFields, forms: OutputForms, *, may_call: bool = True, none: str = _SHOWN_ALONE
+) -> Tools:
+    """The tools of a body. `may_call`: whether what the request gets could be a call; `none`: what a request does that
+    wants none, for the error where calls cannot be given.
 
     Raises InvalidRequest naming the field: for a call that is asked for and cannot be given, and for tools of another
     shape.
@@ -98,18 +107,21 @@ def read_tools(body: ToolFields, forms: OutputForms, *, may_call: bool = True) -
         return Tools(
             _written("functions", [{"type": "function", "function": f} for f in functions])
         )
-    choice = _read_choice(body.tool_choice, {tool["function"]["name"] for tool in tools})
-    return offered(tools, choice if may_call else "none", forms)
+    given = _given_choice(body.tool_choice)
+    if isinstance(given, dict) and given.get("type") == _ALLOWED:
+        given, tools = _allowed(given.get(_ALLOWED), tools)
+    choice = _read_choice(given, {tool["function"]["name"] for tool in tools})
+    return offered(tools, choice if may_call else "none", forms, none)
 
 
 def offered(
     tools: Sequence[Mapping[str, Any]],
     choice: str,
     forms: OutputForms,
-    none: str = '`tool_choice: "none"`',
+    none: str = _SHOWN_ALONE,
 ) -> Tools:
     """Tools that have been checked, in OpenAI's form. `choice`: "auto", "none", "required", or the one that has to be
-    called; `none`: how a request says that none may be. Raises InvalidRequest for calls that cannot be given.
+    called; `none`: what a request does that wants none. Raises InvalidRequest for calls that cannot be given.
     """
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
     if not tools or choice == "none":
@@ -118,7 +130,7 @@ def offered(
         raise wrong(
             "tools",
             "asks for calls, and how this model writes calls is not known: start the server with --tool-call-parser, or"
-            f" send {none}: the model then sees the tools and answers in text",
+            f" {none}",
             "NO_TOOL_FORMAT",
         )
     if choice != "auto" and not has_grammar(forms.calls):
@@ -165,16 +177,44 @@ def refuse_tools(body: ToolFields) -> None:
         raise unsupported("continue_final_message", "is for chat: completions go on with `prompt`")
 
 
-def _read_choice(choice: msgspec.Raw, names: Collection[str]) -> str:
-    """ "auto", "none", "required", or the tool that has to be called. Raises InvalidRequest."""
+def _given_choice(choice: msgspec.Raw) -> Any:
+    """`tool_choice` as it was sent; "auto" where it was not."""
     if is_off(choice, "auto"):
         return "auto"
     try:
-        asked = json.loads(bytes(choice))
+        return json.loads(bytes(choice))
     except (ValueError, RecursionError) as error:
         raise wrong("tool_choice", f"cannot be read: {error}") from None
-    if asked == "none":
-        return "none"
+
+
+def _allowed(given: Any, tools: Sequence[dict[str, Any]]) -> tuple[Any, list[dict[str, Any]]]:
+    """The mode among those tools alone that may be called, and these: the model is told of no others. Raises
+    InvalidRequest."""
+    path = f"tool_choice.{_ALLOWED}"
+    mode, listed = (given.get("mode"), given.get("tools")) if isinstance(given, dict) else (0, 0)
+    if mode not in ("auto", _REQUIRED):
+        raise wrong(f"{path}.mode", 'must be "auto" or "required"')
+    if not isinstance(listed, list) or not listed:
+        raise wrong(f"{path}.tools", "must be a list of at least one tool")
+    names = [_called_name(tool) for tool in listed]
+    known = {tool["function"]["name"] for tool in tools}
+    for index, name in enumerate(names):
+        if name not in known:
+            field = f"{path}.tools[{index}].function.name"
+            raise wrong(field, f"{str(name)[:64]!r} is not among tools", "UNKNOWN_TOOL")
+    return mode, [tool for tool in tools if tool["function"]["name"] in names]
+
+
+def _called_name(tool: Any) -> str | None:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def _read_choice(asked: Any, names: Collection[str]) -> str:
+    """ "auto", "none", "required", or the tool that has to be called. Raises InvalidRequest."""
+    if asked in ("auto", "none"):
+        return str(asked)
     if asked == _REQUIRED:
         if not names:
             raise wrong("tool_choice", "asks for a call, and there are no tools: send `tools`")
@@ -183,7 +223,8 @@ def _read_choice(choice: msgspec.Raw, names: Collection[str]) -> str:
     if not isinstance(function, dict):
         raise wrong(
             "tool_choice",
-            'must be "auto", "none", "required" or {"type": "function", "function": {"name": ...}}',
+            'must be "auto", "none", "required", {"type": "function", "function": {"name": ...}} or {"type":'
+            ' "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}',
         )
     name = function.get("name")
     if not isinstance(name, str) or name not in names:

@@ -48,6 +48,7 @@ _OPERATIONS = {
     ReplyKind.REPLY_KIND_TRITON: "text_completion",
     ReplyKind.REPLY_KIND_MINDIE: "text_completion",
     ReplyKind.REPLY_KIND_OLLAMA_GENERATE: "text_completion",
+    ReplyKind.REPLY_KIND_OLLAMA_GENERATE_MESSAGE: "text_completion",
     ReplyKind.REPLY_KIND_POOLED: "embeddings",
 }
 _FINISHED = ("stop", "length")

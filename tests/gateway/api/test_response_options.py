@@ -1,0 +1,72 @@
+"""Options of responses: log-probabilities of texts, and conversations that are cut to the model's length."""
+
+from typing import Any
+
+import openai
+import pytest
+
+from tests.support.gateway.marked_model import ANSWER, MARKED
+from tests.support.gateway.stage import MAX_MODEL_LEN, MODEL, Stage
+
+STAGED_MODEL = MARKED
+QUESTION = "What is the weather?"
+TOOLS: Any = [
+    {"type": "function", "name": "weather", "parameters": {"type": "object"}},
+    {"type": "function", "name": "stop", "parameters": {"type": "object"}},
+]
+INCLUDE: Any = ["message.output_text.logprobs"]
+
+
+@pytest.mark.parametrize("tools", [[], TOOLS])
+async def test_texts_have_the_log_probabilities_of_their_tokens(
+    stage: Stage, tools: list[Any]
+) -> None:
+    """Not those of thoughts and calls; the same whole, streamed, and asked for later."""
+    stage.says(ANSWER, size=3)
+    asked: Any = {"model": MODEL, "input": QUESTION, "tools": tools, "include": INCLUDE}
+    whole: Any = await stage.openai.responses.create(**asked, top_logprobs=2)
+    assert whole.top_logprobs == 2
+    [text] = [item.content[0] for item in whole.output if item.type == "message"]
+    shown = b"".join(bytes(entry.bytes) for entry in text.logprobs).decode()
+    assert shown.strip() == text.text if tools else shown.strip().startswith("One moment.")
+    chat = await stage.chat(logprobs=True, top_logprobs=2)
+    by_name = chat.json()["choices"][0]["logprobs"]["content"]
+    for entry in text.logprobs:
+        assert entry.model_dump() in by_name, "entries are those of chats"
+
+    stream = await stage.openai.responses.create(**asked, top_logprobs=2, stream=True)
+    events: list[Any] = [event async for event in stream]
+    streamed = [
+        entry.to_dict()
+        for event in events
+        if event.type == "response.output_text.delta"
+        for entry in event.logprobs
+    ]
+    assert streamed == [entry.to_dict() for entry in text.logprobs]
+    [done] = [event for event in events if event.type == "response.output_text.done"]
+    assert [entry.to_dict() for entry in done.logprobs] == streamed
+    assert events[-1].response.output_text == whole.output_text
+    later: Any = await stage.openai.responses.retrieve(events[-1].response.id)
+    assert later.model_dump()["output"] == events[-1].response.model_dump()["output"]
+
+
+async def test_without_asking_there_are_none(stage: Stage) -> None:
+    whole: Any = await stage.openai.responses.create(model=MODEL, input=QUESTION)
+    [text] = [item.content[0] for item in whole.output if item.type == "message"]
+    assert text.logprobs == []
+    [played] = stage.scheduler.played.values()
+    assert not played.spec.sampling.HasField("logprobs")
+    bare: Any = await stage.openai.responses.create(model=MODEL, input=QUESTION, include=INCLUDE)
+    [text] = [item.content[0] for item in bare.output if item.type == "message"]
+    assert text.logprobs and not any(entry.top_logprobs for entry in text.logprobs)
+
+
+async def test_truncation_leaves_room_for_the_answer(stage: Stage) -> None:
+    asked: Any = {"model": MODEL, "input": QUESTION, "max_output_tokens": 50}
+    made = await stage.openai.responses.create(**asked, truncation="auto")
+    assert made.truncation == "auto"
+    assert stage.preprocess.seen[-1].max_window_size == MAX_MODEL_LEN - 49
+    await stage.openai.responses.create(**asked)
+    assert not stage.preprocess.seen[-1].HasField("max_window_size")
+    with pytest.raises(openai.BadRequestError, match="truncation must be one of auto, disabled"):
+        await stage.openai.responses.create(**asked, truncation="never")  # type: ignore[call-overload]
