@@ -69,7 +69,7 @@ $(COMPILED): $(PROTOS) $(LIBRARIES)
 
 kernels: $(KERNELS) ## Compile the CPU kernels and try which are the fastest, if one has changed and there is a compiler
 
-$(KERNELS): $(wildcard $(CPU_KERNELS)/*.py $(CPU_KERNELS)/source/*) $(LIBRARIES)
+$(KERNELS): $(wildcard $(CPU_KERNELS)/*.py $(CPU_KERNELS)/source/* $(CPU_KERNELS)/source/*/*) $(LIBRARIES)
 	@echo '[3/3] Compiling the CPU kernels for this processor and trying which are the fastest, if there is a C++ compiler: up to a minute ...'
 	@$(BIN)/python $(CPU_KERNELS)/build.py
 	@touch $@

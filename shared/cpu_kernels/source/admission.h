@@ -7,8 +7,8 @@
 #include <cstring>
 #include <initializer_list>
 
-#include "pairs.h"
-#include "tiles.h"
+#include "arithmetic/pairs.h"
+#include "arithmetic/tiles.h"
 
 namespace tessera {
 

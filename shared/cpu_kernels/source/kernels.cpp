@@ -4,14 +4,14 @@
 // `type` is 0 for float32 and 1 for bfloat16 everywhere.
 
 #include "admission.h"
-#include "attention.h"
-#include "coded_attention.h"
+#include "attention/attention.h"
+#include "attention/coded_attention.h"
 #include "layer.h"
-#include "linear.h"
+#include "linear/linear.h"
 #include "pool.h"
-#include "quantized_linear.h"
+#include "linear/quantized_linear.h"
 #include "rows.h"
-#include "shortlist.h"
+#include "linear/shortlist.h"
 
 using namespace tessera;
 

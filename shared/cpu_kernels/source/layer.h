@@ -2,10 +2,10 @@
 // of a step share.
 #pragma once
 
-#include "attention.h"
-#include "linear.h"
+#include "attention/attention.h"
+#include "linear/linear.h"
 #include "rows.h"
-#include "segments.h"
+#include "linear/segments.h"
 
 namespace tessera {
 

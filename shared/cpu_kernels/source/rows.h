@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "coded_pages.h"
-#include "pages.h"
-#include "vectors.h"
+#include "attention/coded_pages.h"
+#include "attention/pages.h"
+#include "arithmetic/vectors.h"
 
 namespace tessera {
 

@@ -12,7 +12,7 @@ Whole = npt.NDArray[np.int64]
 
 
 def coded_linear(x: Tensor, weight: QuantizedWeight, digits: int) -> Tensor:
-    """float32 [rows, out] of rows [rows, inputs], as `cpu_kernels/source/quantized_linear.h` says it."""
+    """float32 [rows, out] of rows [rows, inputs], as `cpu_kernels/source/linear/quantized_linear.h` says it."""
     rows, weight = x.float().numpy(), weight.without_factors()
     if weight.order is not None:
         rows = rows[:, weight.order.numpy()]

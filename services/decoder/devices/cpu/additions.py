@@ -1,4 +1,4 @@
-"""Low-rank additions to linear layers as the kernels get them: `cpu_kernels/source/segments.h`."""
+"""Low-rank additions to linear layers as the kernels get them: `cpu_kernels/source/linear/segments.h`."""
 
 import ctypes
 from collections.abc import Sequence

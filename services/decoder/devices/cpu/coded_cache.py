@@ -1,4 +1,4 @@
-"""Keys and values as codes of 8 bits, as the kernels have them (`cpu_kernels/source/coded_pages.h`)."""
+"""Keys and values as codes of 8 bits, as the kernels have them (`cpu_kernels/source/attention/coded_pages.h`)."""
 
 from dataclasses import dataclass
 

@@ -4,7 +4,7 @@
 #include <cstdio>
 
 #include "../layer.h"
-#include "../shortlist.h"
+#include "../linear/shortlist.h"
 #include "plain.h"
 
 extern "C" {

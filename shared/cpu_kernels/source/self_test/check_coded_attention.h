@@ -1,7 +1,7 @@
 // Attention over a cache of codes: against whole numbers added up one by one, bit for bit.
 #pragma once
 
-#include "../coded_attention.h"
+#include "../attention/coded_attention.h"
 #include "check_attention.h"
 
 namespace self_test {

@@ -1,7 +1,7 @@
 // Linear layers over codes, bit for bit against loops in whole numbers and single roundings.
 #pragma once
 
-#include "../quantized_linear.h"
+#include "../linear/quantized_linear.h"
 #include "check_linear.h"
 
 extern "C" void tessera_pack_codes(const void* codes, int64_t outputs, int64_t inputs, int bits, int64_t group,

@@ -6,7 +6,7 @@
 #include <random>
 #include <vector>
 
-#include "../linear.h"
+#include "../linear/linear.h"
 
 namespace plain {
 

@@ -11,9 +11,9 @@
 // filled up to whole lines. What is no finite number makes its token's scale no number.
 #pragma once
 
-#include "bytes.h"
-#include "digits.h"
-#include "lines.h"
+#include "../arithmetic/bytes.h"
+#include "../arithmetic/digits.h"
+#include "../arithmetic/lines.h"
 #include "pages.h"
 
 namespace tessera {

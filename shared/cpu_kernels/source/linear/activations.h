@@ -1,7 +1,7 @@
 // Activations of a vector of sums, in float32.
 #pragma once
 
-#include "exponential.h"
+#include "../arithmetic/exponential.h"
 
 namespace tessera {
 

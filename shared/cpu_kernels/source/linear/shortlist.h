@@ -28,9 +28,9 @@
 #include <cstdlib>
 #include <vector>
 
-#include "bytes.h"
+#include "../arithmetic/bytes.h"
 #include "linear.h"
-#include "tiles.h"
+#include "../arithmetic/tiles.h"
 
 namespace tessera {
 

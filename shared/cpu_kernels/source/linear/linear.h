@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "linear_call.h"
-#include "pool.h"
+#include "../pool.h"
 #include "segment_inputs.h"
 #include "tile_linear.h"
 

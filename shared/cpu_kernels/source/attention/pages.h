@@ -9,7 +9,7 @@
 
 #include <cstdint>
 
-#include "vectors.h"
+#include "../arithmetic/vectors.h"
 
 namespace tessera {
 

@@ -7,7 +7,7 @@
 #include <algorithm>
 
 #include "attention_call.h"
-#include "pairs.h"
+#include "../arithmetic/pairs.h"
 
 namespace tessera {
 

@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "attention_call.h"
-#include "lines.h"
-#include "pool.h"
+#include "../arithmetic/lines.h"
+#include "../pool.h"
 #include "tile_attention.h"
-#include "tile_linear.h"
+#include "../linear/tile_linear.h"
 #include "vector_attention.h"
 
 namespace tessera {

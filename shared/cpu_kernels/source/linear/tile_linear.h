@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "linear_call.h"
-#include "tiles.h"
+#include "../arithmetic/tiles.h"
 
 namespace tessera {
 

@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "exponential.h"
+#include "../arithmetic/exponential.h"
 #include "pages.h"
 
 namespace tessera {

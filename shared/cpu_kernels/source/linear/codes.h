@@ -15,8 +15,8 @@
 // group and a panel's columns; of two levels one for a run of groups, and for each group a factor (K-quants).
 #pragma once
 
-#include "bytes.h"
-#include "digits.h"
+#include "../arithmetic/bytes.h"
+#include "../arithmetic/digits.h"
 #include "linear.h"
 
 namespace tessera {

@@ -5,9 +5,9 @@
 #include <cmath>
 
 #include "activations.h"
-#include "pairs.h"
+#include "../arithmetic/pairs.h"
 #include "segments.h"
-#include "vectors.h"
+#include "../arithmetic/vectors.h"
 
 namespace tessera {
 

@@ -38,7 +38,7 @@ struct alignas(64) TileShapes {
 
 }  // namespace tessera
 
-#include "self_test/emulated_tiles.h"
+#include "../self_test/emulated_tiles.h"
 
 #else
 

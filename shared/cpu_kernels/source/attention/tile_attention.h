@@ -13,9 +13,9 @@
 #include <cstring>
 
 #include "attention_call.h"
-#include "lines.h"
-#include "tiles.h"
-#include "pairs.h"
+#include "../arithmetic/lines.h"
+#include "../arithmetic/tiles.h"
+#include "../arithmetic/pairs.h"
 
 namespace tessera {
 

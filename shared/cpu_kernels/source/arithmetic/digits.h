@@ -15,7 +15,7 @@
 
 #include "bytes.h"
 #include "lines.h"
-#include "pool.h"
+#include "../pool.h"
 #include "vectors.h"
 
 namespace tessera {

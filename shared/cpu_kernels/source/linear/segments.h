@@ -10,8 +10,8 @@
 #include <atomic>
 #include <vector>
 
-#include "pool.h"
-#include "vectors.h"
+#include "../pool.h"
+#include "../arithmetic/vectors.h"
 
 namespace tessera {
 
