@@ -163,11 +163,12 @@ class Planner:
         most = min(sequence.num_drafts, budget.whole)
         most = min(most, sequence.length_limit - sequence.num_tokens - 1)
         end = plan.row_start[row] + plan.row_count[row] + sequence.slack
-        # As far as until it is asked for again: so a row has room for drafts and for those without any behind it.
-        ahead = min(end + max(most, LEAST_OFTEN), sequence.length_limit)
-        missing = self._capacity.blocks_for(ahead) - len(sequence.blocks)
-        missing = min(missing, state.blocks.num_free - self._watermark)
-        if missing > 0:
+        ahead = most
+        if 2 * state.blocks.num_free > state.blocks.num_total:
+            # Until it is asked for again, at the latest: so it needs no blocks between.
+            ahead = max(most, min(LEAST_OFTEN, sequence.length_limit - end))
+        missing = self._capacity.blocks_for(end + ahead) - len(sequence.blocks)
+        if 0 < missing <= state.blocks.num_free - self._watermark:
             state.tables.grow(plan, sequence, missing)
         most = min(most, len(sequence.blocks) * self._capacity.block_size - end)
         if most > 0:
