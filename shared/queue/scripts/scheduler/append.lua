@@ -59,6 +59,27 @@ local function learn_turn()
   end
 end
 
+-- Puts records behind those of a log, at index `start`: how many were there before, and how many are there now. What is
+-- already there is left as it is; behind a gap nothing is put. Records nearly always follow what is there: APPEND says
+-- whether they did, and nothing is asked before.
+local function extend(log, start, records, stride)
+  if #records == 0 then
+    local length = redis.call('STRLEN', log) / stride
+    return length, length
+  end
+  local now = redis.call('APPEND', log, records) / stride
+  local before = now - #records / stride
+  if start == before then return before, now end
+  if before == 0 then
+    redis.call('DEL', log)
+  else
+    redis.call('SET', log, redis.call('GETRANGE', log, 0, before * stride - 1))
+  end
+  local fresh = start < before and string.sub(records, (before - start) * stride + 1) or ''
+  if fresh == '' then return before, before end
+  return before, redis.call('APPEND', log, fresh) / stride
+end
+
 -- Returns the code, the length of the log, whether followers are notified, and whether the event was simply appended.
 local function write(rid, choice, start, records, ending, stride, content, numerics, inexact)
   if stride == 0 then stride = 4 end
@@ -67,24 +88,20 @@ local function write(rid, choice, start, records, ending, stride, content, numer
   local f = redis.call('HMGET', r, 'owner', 'cancel', 'e' .. choice)
   if f[1] ~= sid then return 1, 0, false, false end
   local log = log_of(rid, choice)
-  local length = redis.call('STRLEN', log) / stride
-  if f[3] then return 0, length, false, false end  -- ended before: it was sent twice
-  if start > length then return 3, length, false, false end
-  local simple = start == length and f[2] ~= '1'
-  local fresh = records
-  if start < length then fresh = string.sub(records, (length - start) * stride + 1) end
-  if #fresh > 0 then
+  if f[3] then return 0, redis.call('STRLEN', log) / stride, false, false end  -- ended before: it was sent twice
+  local before, length = extend(log, start, records, stride)
+  if start > before then return 3, before, false, false end
+  if length > before then
     -- From its first record on it is computed with these weights alone.
-    if length > 0 then content, numerics = '', '' end
+    if before > 0 then content, numerics = '', '' end
     note_origin(rid, content, numerics, inexact)
-    if length == 0 and choice ~= 'p' then note_first_token(rid) end
-    length = redis.call('APPEND', log, fresh) / stride
+    if before == 0 and choice ~= 'p' then note_first_token(rid) end
   end
   if ending ~= '' then
     redis.call('HSET', r, 'e' .. choice, ending)
     if redis.call('HINCRBY', r, 'open', -1) <= 0 then retire(rid, keep_s) end
   end
-  return f[2] == '1' and 2 or 0, length, true, simple
+  return f[2] == '1' and 2 or 0, length, true, start == before and f[2] ~= '1'
 end
 
 local function write_at(at, stop)
