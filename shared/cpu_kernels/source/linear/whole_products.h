@@ -1,7 +1,7 @@
 // Sums of products of codes (`codes.h`) and rows of two digits, taken together as numbers of 16 bits.
 //
-// Two digits of 7 bits take two instructions for four inputs, p of 16 bits one for two inputs: as many, but half as many
-// sums, so that twice as many rows are multiplied by what a vector of codes is loaded and taken apart for, and nothing
+// Two digits of 7 bits take two instructions for four inputs, numbers of 16 bits one for two inputs: as many, but half as
+// many sums, so that twice as many rows are multiplied by what a vector of codes is loaded and taken apart for, and nothing
 // is left to do for two sums at a group's end. A group's sums fit 32 bits (`MOST_IN_WORDS`).
 #pragma once
 
@@ -67,7 +67,6 @@ public:
     inline void hide() { asm("" : "+r"(a_), "+r"(b_), "+r"(c_), "+r"(one_), "+r"(two_)); }
 
 private:
-
     const char *a_, *b_, *c_;  // of every third row
     int64_t one_, two_;        // bytes to the next row, and to the one after it
 };
