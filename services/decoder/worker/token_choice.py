@@ -78,7 +78,7 @@ class TokenChoice:
             # A later plan may give a slot to another sequence before this step is collected.
             step.wanted_logprobs = self._sampler.wanted_logprobs(owner)
         places = token[step.samples]
-        step.takes_all = places.tobytes() == _first(int(ends[-1]))
+        step.takes_all = places.tobytes() == _places_of(int(ends[-1]))
         sent: list[Array] = [places]
         if self._device.asynchronous:
             sent.append(owners)
@@ -228,6 +228,6 @@ class TokenChoice:
 
 
 @lru_cache(maxsize=1024)
-def _first(count: int) -> bytes:
+def _places_of(count: int) -> bytes:
     """The places 0, 1, ... of a batch, as int64."""
     return np.arange(count).tobytes()

@@ -21,7 +21,7 @@ _FIRST_PROBE, _LAST_PROBE = 16, 512
 # Times that a row had no draft, one after the other, until its sequence is asked for some less often, and until then
 # still less often; every so many steps then.
 _MISSES, _MANY_MISSES = 4, 8
-_ASKED_EVERY, LEAST_OFTEN = 8, 16
+_ASKED_EVERY, MOST_STEPS_BETWEEN = 8, 16
 _LOOKED_AT_EVERY = 8  # tokens of a sequence that gets none
 # Shares of a step's error that are taken over, by steps of its size and by all.
 _OWN_RATE, _SHARED_RATE = 0.1, 0.15
@@ -125,7 +125,7 @@ class Lookahead:
         that the steps between are as without drafts."""
         asked = [s for s in sequences if s.misses < _MISSES or self._steps >= s.asked_from]
         for sequence in asked:
-            every = _ASKED_EVERY if sequence.misses < _MANY_MISSES else LEAST_OFTEN
+            every = _ASKED_EVERY if sequence.misses < _MANY_MISSES else MOST_STEPS_BETWEEN
             sequence.asked_from = self._steps + every - self._steps % every
         return asked
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from enum import Enum
 
 from services.scheduler.core.budget import Costs, StepBudget
-from services.scheduler.core.lookahead import LEAST_OFTEN, Lookahead
+from services.scheduler.core.lookahead import MOST_STEPS_BETWEEN, Lookahead
 from services.scheduler.core.plan import DraftedRow, PendingStep, StepPlan
 from services.scheduler.core.sequence import Sequence, SequenceStatus
 from services.scheduler.core.state import DecoderState
@@ -166,7 +166,7 @@ class Planner:
         ahead = most
         if 2 * state.blocks.num_free > state.blocks.num_total:
             # Until it is asked for again, at the latest: so it needs no blocks between.
-            ahead = max(most, min(LEAST_OFTEN, sequence.length_limit - end))
+            ahead = max(most, min(MOST_STEPS_BETWEEN, sequence.length_limit - end))
         missing = self._capacity.blocks_for(end + ahead) - len(sequence.blocks)
         if 0 < missing <= state.blocks.num_free - self._watermark:
             state.tables.grow(plan, sequence, missing)

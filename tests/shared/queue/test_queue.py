@@ -69,6 +69,7 @@ async def test_only_the_owner_appends_and_without_gaps(client: QueueClient) -> N
     rid = await client.admit()
     await client.scheduler("a")
     assert await client.take("a") == [rid]
+    assert await client.append("a", rid, 2, [3]) == (AppendCode.GAP, 0)
     assert await client.append("a", rid, 0, [1, 2]) == (AppendCode.OK, 2)
     assert await client.append("b", rid, 2, [3]) == (AppendCode.REFUSED, 0)
     assert await client.append("a", rid, 1, [2, 3]) == (AppendCode.OK, 3)
