@@ -253,6 +253,16 @@ struct BFloat16 : WidenedBFloat16 {
 typedef WidenedBFloat16 BFloat16;
 #endif
 
+// How many numbers a unit has, whatever multiplies it, and one of them of LANES units, in float32.
+template <class T>
+constexpr int UNIT = sizeof(int32_t) / sizeof(typename T::Element);
+
+template <class T>
+static inline floats read_unit(ints units, int number) {
+    if constexpr (UNIT<T> == 1) return (floats)units;
+    return (floats)WidenedBFloat16::column(units, number);
+}
+
 // The first `count` lanes; the others read as zero and are not written.
 template <class T>
 static inline floats read_some(const typename T::Element* from, int count) {

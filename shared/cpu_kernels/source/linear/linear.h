@@ -181,13 +181,20 @@ static inline bool takes_inputs(const LinearCall& call, int& tile) {
 // null. Where they do, the panels are all there are.
 template <class T, class Body>
 static inline void for_panels(const LinearCall& call, int64_t first, int64_t last, const Body& body) {
-    if (!call.added) {
-        for (int64_t place = first; place < last; place++) body(place, nullptr);
-        return;
+    int64_t end = last, each = 0;
+    for (int64_t place = first; place < last;) {
+        const floats* sums = nullptr;
+        if (call.added) {
+            const AddedPanels& panels = added_to_panels<T>(*call.added, place, last);
+            end = std::min(last, panels.last);
+            each = panels.each;
+            sums = panels.of(place);
+        }
+        for (; place < end; place++, sums += each) body(place, sums);
     }
-    for (int64_t place = first; place < last; place++) body(place, added_to_panel<T>(*call.added, place, last));
+    if (!call.added || !call.added->next) return;
     const Added::Run run = call.added->run_of(last - 1);
-    if (last == run.last && call.added->next) ask_for(call.added->next[run.number]);
+    if (last == run.last) ask_for(call.added->next[run.number]);
 }
 
 template <class T>

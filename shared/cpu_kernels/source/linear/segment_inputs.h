@@ -2,7 +2,8 @@
 //
 // A sum has a number for each lane, which are added up at last. It is in float32 whatever the element type. `down` is
 // [rank, inputs] in groups of four ranks, the last one of those that are left: of each group a vector of inputs of every
-// rank, then the next vector, the last one filled up with zeros. So a group is one stream.
+// rank, then the next vector, the last one filled up with zeros. So a group is one stream. Numbers of bfloat16 are in units of
+// two ranks, the last one filled up with zeros: a vector of units becomes two in float32 by an instruction each.
 #pragma once
 
 #include <algorithm>
@@ -15,24 +16,27 @@ namespace tessera {
 
 constexpr int64_t RANKS_EACH = 4;   // of an addition, in a group and one tile
 constexpr int64_t INPUT_ROWS = LANES == 16 ? 4 : 2;  // rows whose sums stay in registers, with those ranks
-constexpr int64_t DOWN_AHEAD = 2048;  // how far ahead of the sums `down` is asked for, bytes
+constexpr int64_t DOWN_AHEAD = 4096;  // how far ahead of the sums `down` is asked for, bytes
 constexpr int64_t ROWS_EACH = 64;   // in one tile
 
-// RANKS ranks of R rows.
-template <class T, int R, int RANKS>
-static inline void take_ranks(const typename T::Element* const* x, const typename T::Element* down, int64_t inputs,
+// The ranks of UNITS units for R rows, of which `ranks` are written.
+template <class T, int R, int UNITS>
+static inline void take_units(const typename T::Element* const* x, const int32_t* down, int64_t inputs, int64_t ranks,
                               float* const* out) {
+    constexpr int RANKS = UNITS * UNIT<T>;
     LaneSums sums[R][RANKS];
-    const auto take = [&](int64_t i, const floats* v) {
-        floats columns[RANKS];
-        const char* ahead = (const char*)(down + i * RANKS * LANES) + DOWN_AHEAD;
-        for (size_t byte = 0; byte < RANKS * LANES * sizeof *down; byte += 64) __builtin_prefetch(ahead + byte);
+    const auto take = [&](int64_t i, const floats* v) __attribute__((always_inline)) {
+        const int32_t* from = down + i * UNITS * LANES;
+        for (int64_t word = 0; word < UNITS * LANES; word += 16) __builtin_prefetch(from + DOWN_AHEAD / 4 + word);
 #pragma GCC unroll 4
-        for (int k = 0; k < RANKS; k++) columns[k] = T::read(down + (i * RANKS + k) * LANES);
+        for (int u = 0; u < UNITS; u++) {
+            const ints units = load<ints>(from + u * LANES);
+#pragma GCC unroll 2
+            for (int number = 0; number < UNIT<T>; number++) {
+                const floats column = read_unit<T>(units, number);
 #pragma GCC unroll 4
-        for (int r = 0; r < R; r++) {
-#pragma GCC unroll 4
-            for (int k = 0; k < RANKS; k++) sums[r][k].add_product(i, columns[k], v[r]);
+                for (int r = 0; r < R; r++) sums[r][u * UNIT<T> + number].add_product(i, column, v[r]);
+            }
         }
     };
     floats v[R];
@@ -46,18 +50,22 @@ static inline void take_ranks(const typename T::Element* const* x, const typenam
         for (int r = 0; r < R; r++) v[r] = read_some<T>(x[r] + whole * LANES, rest);
         take(whole, v);
     }
+#pragma GCC unroll 4
     for (int r = 0; r < R; r++)
-        for (int k = 0; k < RANKS; k++) out[r][k] = sums[r][k].total();
+#pragma GCC unroll 4
+        for (int k = 0; k < RANKS; k++)
+            if (k < ranks) out[r][k] = sums[r][k].total();
 }
 
 template <class T, int R>
-static inline void take_inputs(const typename T::Element* const* x, const typename T::Element* down, int64_t inputs,
-                               int64_t ranks, float* const* out) {
-    switch (ranks) {
-        case 1: return take_ranks<T, R, 1>(x, down, inputs, out);
-        case 2: return take_ranks<T, R, 2>(x, down, inputs, out);
-        case 3: return take_ranks<T, R, 3>(x, down, inputs, out);
-        default: return take_ranks<T, R, 4>(x, down, inputs, out);
+static inline void take_inputs(const typename T::Element* const* x, const int32_t* down, int64_t inputs, int64_t ranks,
+                               float* const* out) {
+    const int64_t units = rank_units<T>(ranks);
+    if (units == 1) return take_units<T, R, 1>(x, down, inputs, ranks, out);
+    if (units == 2) return take_units<T, R, 2>(x, down, inputs, ranks, out);
+    if constexpr (UNIT<T> == 1) {
+        if (units == 3) return take_units<T, R, 3>(x, down, inputs, ranks, out);
+        take_units<T, R, 4>(x, down, inputs, ranks, out);
     }
 }
 
@@ -80,9 +88,10 @@ struct InputCall {
     const InputTile* tiles;
 };
 
+// The units of `down` from a rank on, which begins a group.
 template <class T>
-static inline const void* down_of(const Addition& addition, int64_t rank) {
-    return (const typename T::Element*)addition.down + rank * whole_vectors(addition.inputs);
+static inline const int32_t* down_of(const Addition& addition, int64_t rank) {
+    return (const int32_t*)addition.down + rank_units<T>(rank) * whole_vectors(addition.inputs);
 }
 
 // Asks for what a thread reads after a tile: the next one's `down`, or, of the last in its run, what is added to its run
@@ -102,7 +111,7 @@ static void take_input_tile(const InputCall& call, int number) {
     const InputTile& tile = call.tiles[number];
     typedef typename T::Element Element;
     const Addition& addition = *tile.addition;
-    const auto* down = (const Element*)down_of<T>(addition, tile.rank);
+    const int32_t* down = down_of<T>(addition, tile.rank);
     for (int64_t row = 0; row < tile.rows; row += INPUT_ROWS) {
         const Element* x[INPUT_ROWS];
         float* out[INPUT_ROWS];

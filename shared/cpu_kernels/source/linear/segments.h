@@ -21,8 +21,8 @@ enum Side { BOTH_SIDES = 0, LEFT = 1, RIGHT = 2 };
 
 // One adapter's addition to one linear layer. `up` is zero for what its vectors have beside its own outputs.
 struct Addition {
-    const void* down;  // of the element type, as `segment_inputs.h` has it
-    const void* up;    // [last - first, rank, LANES] of the element type
+    const void* down;  // as `segment_inputs.h` has it
+    const void* up;    // [last - first, units, LANES]: units (`vectors.h`) of ranks, the last one filled up with zeros
     int64_t rank, inputs;
     int64_t first, last;  // vectors of outputs
     int64_t side;
@@ -102,37 +102,55 @@ struct Added {
 
 // Asks for the beginning of what will be read in one stream: from where memory has nothing under way it takes as long to
 // come as kilobytes later.
-constexpr int64_t BEGINNING = 2048;
+constexpr int64_t BEGINNING = 4096;
 
 static inline void ask_for(const void* beginning) {
     for (int64_t byte = 0; byte < BEGINNING; byte += 64) __builtin_prefetch((const char*)beginning + byte);
 }
 
 constexpr int64_t ADDED_BYTES = 128 << 10;  // of sums at once: they stay in a core's caches while panels pass
-constexpr int64_t UP_AHEAD = 4096;  // how far ahead of the sums `up` is asked for, bytes
 
-// Multiplies VECTORS vectors of outputs with what `down` made of R rows and adds that to `sums`, of each vector and row.
-template <class T, int R, int VECTORS>
-static inline void add_vectors(const typename T::Element* up, int64_t rank, const float* const* inputs,
-                               floats* const (*sums)[R]) {
-    floats held[VECTORS][R];  // in registers: what is behind a pointer would be written at every step
-    for (int v = 0; v < VECTORS; v++)
-        for (int r = 0; r < R; r++) held[v][r] = *sums[v][r];
-    for (int64_t k = 0; k < rank; k++) {
-        floats columns[VECTORS];
-        const char* ahead = (const char*)(up + k * VECTORS * LANES) + UP_AHEAD;
-        for (size_t byte = 0; byte < VECTORS * LANES * sizeof *up; byte += 64) __builtin_prefetch(ahead + byte);
+// In how many units so many ranks are.
+template <class T>
+static inline int64_t rank_units(int64_t ranks) {
+    return (ranks + UNIT<T> - 1) / UNIT<T>;
+}
+
+// Multiplies a vector of outputs with what `down` made of R rows and adds that to `sums`, of each row. One vector after the
+// other: they are one stream then, and processors overlap the chains of several by themselves.
+template <class T, int R>
+static inline void add_vector(const int32_t* up, int64_t rank, const float* const* inputs, floats* const* sums) {
+    floats held[R];  // in registers: what is behind a pointer would be written at every step
+    for (int r = 0; r < R; r++) held[r] = *sums[r];
+    const auto add = [&](int64_t k, int count) __attribute__((always_inline)) {
+        const ints units = load<ints>(up + k / UNIT<T> * LANES);
+#pragma GCC unroll 2
+        for (int number = 0; number < count; number++) {
+            const floats column = read_unit<T>(units, number);
 #pragma GCC unroll 4
-        for (int v = 0; v < VECTORS; v++) columns[v] = T::read(up + (v * rank + k) * LANES);
-#pragma GCC unroll 4
-        for (int r = 0; r < R; r++) {
-            const floats one = broadcast(inputs[r][k]);
-#pragma GCC unroll 4
-            for (int v = 0; v < VECTORS; v++) held[v][r] = fused(one, columns[v], held[v][r]);
+            for (int r = 0; r < R; r++) held[r] = fused(broadcast(inputs[r][k + number]), column, held[r]);
         }
-    }
-    for (int v = 0; v < VECTORS; v++)
-        for (int r = 0; r < R; r++) *sums[v][r] = held[v][r];
+    };
+    int64_t k = 0;
+    for (; k + UNIT<T> <= rank; k += UNIT<T>) add(k, UNIT<T>);
+    if (k < rank) add(k, 1);
+    for (int r = 0; r < R; r++) *sums[r] = held[r];
+}
+
+// Which vectors of an addition lie in panels [first, last): none where `begin` is not below `end`.
+struct PanelVectors {
+    int64_t begin, end;
+};
+
+static inline PanelVectors vectors_in(const Addition& addition, int64_t first, int64_t last) {
+    const int64_t each = addition.side == BOTH_SIDES ? 2 : 1;
+    return {std::max(addition.first, each * first), std::min(addition.last, each * last)};
+}
+
+// An addition's vector of outputs: [units, LANES].
+template <class T>
+static inline const int32_t* up_of(const Addition& addition, int64_t vector) {
+    return (const int32_t*)addition.up + (vector - addition.first) * rank_units<T>(addition.rank) * LANES;
 }
 
 // What segments add to panels [first, last) of all rows: [last - first][rows][2] vectors.
@@ -148,38 +166,32 @@ struct AddedSums {
     }
 };
 
-// Vectors [begin, end) of an addition for R rows, VECTORS at a time and then one by one.
-template <class T, int R, int VECTORS>
+// Vectors [begin, end) of an addition for R rows.
+template <class T, int R>
 static inline void add_to_rows(const Addition& addition, int64_t begin, int64_t end, const int64_t* rows,
                                const float* const* inputs, const AddedSums& sums) {
-    int64_t vector = begin;
-    for (; vector + VECTORS <= end; vector += VECTORS) {
-        floats* to[VECTORS][R];
-        for (int v = 0; v < VECTORS; v++)
-            for (int r = 0; r < R; r++) to[v][r] = sums.of(addition, vector + v, rows[r]);
-        const auto* up = (const typename T::Element*)addition.up + (vector - addition.first) * addition.rank * LANES;
-        add_vectors<T, R, VECTORS>(up, addition.rank, inputs, to);
+    for (int64_t vector = begin; vector < end; vector++) {
+        floats* to[R];
+        for (int r = 0; r < R; r++) to[r] = sums.of(addition, vector, rows[r]);
+        add_vector<T, R>(up_of<T>(addition, vector), addition.rank, inputs, to);
     }
-    if constexpr (VECTORS > 1) add_to_rows<T, R, 1>(addition, vector, end, rows, inputs, sums);
 }
 
 // What one addition adds to the rows of its segment, for which `down` made `inputs` [rows, rank].
 template <class T>
 static inline void add_to_segment(const Addition& addition, const int64_t* members, int64_t count, const float* inputs,
                                   const AddedSums& sums) {
-    const int64_t each = addition.side == BOTH_SIDES ? 2 : 1;
-    const int64_t begin = std::max(addition.first, each * sums.first), end = std::min(addition.last, each * sums.last);
+    const auto [begin, end] = vectors_in(addition, sums.first, sums.last);
     if (begin >= end) return;
     for (int64_t member = 0; member < count; member += 4) {
         const float* from[4];
         const int64_t rows = std::min<int64_t>(4, count - member);
         for (int64_t r = 0; r < rows; r++) from[r] = inputs + (member + r) * addition.rank;
-        // As many sums at a time as hide how long each addition to one takes.
         switch (rows) {
-            case 1: add_to_rows<T, 1, 4>(addition, begin, end, members + member, from, sums); break;
-            case 2: add_to_rows<T, 2, 2>(addition, begin, end, members + member, from, sums); break;
-            case 3: add_to_rows<T, 3, 2>(addition, begin, end, members + member, from, sums); break;
-            default: add_to_rows<T, 4, 2>(addition, begin, end, members + member, from, sums);
+            case 1: add_to_rows<T, 1>(addition, begin, end, members + member, from, sums); break;
+            case 2: add_to_rows<T, 2>(addition, begin, end, members + member, from, sums); break;
+            case 3: add_to_rows<T, 3>(addition, begin, end, members + member, from, sums); break;
+            default: add_to_rows<T, 4>(addition, begin, end, members + member, from, sums);
         }
     }
 }
@@ -187,9 +199,8 @@ static inline void add_to_segment(const Addition& addition, const int64_t* membe
 // Asks for what an addition to panels [first, last) reads first.
 template <class T>
 static inline void ask_for_up(const Addition& addition, int64_t first, int64_t last) {
-    const int64_t each = addition.side == BOTH_SIDES ? 2 : 1, begin = std::max(addition.first, each * first);
-    if (begin >= std::min(addition.last, each * last)) return;
-    ask_for((const typename T::Element*)addition.up + (begin - addition.first) * addition.rank * LANES);
+    const auto [begin, end] = vectors_in(addition, first, last);
+    if (begin < end) ask_for(up_of<T>(addition, begin));
 }
 
 // How many panels' sums are kept at once: most often those of all that a thread has of a layer.
@@ -201,7 +212,10 @@ static inline int64_t added_panels(int64_t rows) {
 struct AddedPanels {
     uint64_t number = 0;  // of the call
     int64_t first = 0, last = 0;
+    int64_t each = 0;  // vectors of a panel
     std::vector<floats> sums;
+
+    const floats* of(int64_t panel) const { return sums.data() + (panel - first) * each; }
 };
 
 // Not inlined: it is called once for many panels.
@@ -226,25 +240,22 @@ template <class T>
     }
 }
 
-// What all segments add to a panel of a tile which ends before panel `last`: [rows][2] vectors, this thread's until its
-// next call. With a run's first tile they are found for all of the run: `up` is read in one stream, at the memory's
-// bandwidth, which pieces between panels are not. Whoever takes another thread's tile finds those of that tile alone.
+// What all segments add to a panel of a tile and those behind it, of which there is one at least; this thread's until its next
+// call. With a run's first tile they are found for all of the run: `up` is read in one stream, at the memory's bandwidth,
+// which pieces between panels are not. Whoever takes another thread's tile finds those of that tile alone.
 template <class T>
-static inline const floats* added_to_panel(const Added& added, int64_t panel, int64_t last) {
+static inline const AddedPanels& added_to_panels(const Added& added, int64_t panel, int64_t last) {
     static thread_local AddedPanels kept;
-    const int64_t rows = added.segments->rows;
     if (kept.number != added.number || panel < kept.first || panel >= kept.last) {
         const Added::Run run = added.run_of(panel);
         if (panel == run.first || (kept.number == added.number && panel == kept.last)) last = run.last;
         kept.number = added.number;
         kept.first = panel;
-        kept.last = std::min(last, panel + added_panels(rows));
+        kept.last = std::min(last, panel + added_panels(added.segments->rows));
+        kept.each = added.segments->rows * 2;
         add_segments<T>(added, kept);
     }
-    const floats* sums = kept.sums.data() + (panel - kept.first) * rows * 2;
-    if (panel + 1 < kept.last)  // they may have left the caches
-        for (int64_t i = 0; i < 2 * std::min<int64_t>(rows, TILE_ROWS); i++) __builtin_prefetch(sums + 2 * rows + i);
-    return sums;
+    return kept;
 }
 
 }  // namespace tessera

@@ -180,7 +180,7 @@ public:
             else
                 add<false>(row, w, part, whole, to, want);
             if (!part.ends) continue;
-            const floats* added = call_.added ? added_to_panel<BFloat16>(*call_.added, panel, panel + 1) : nullptr;
+            const floats* added = call_.added ? added_to_panels<BFloat16>(*call_.added, panel, panel + 1).of(panel) : nullptr;
             for (int64_t r = 0; r < groups_.size; r++) {
                 const float* of = to + r * PANEL;
                 floats left = load<floats>(of), right = load<floats>(of + LANES);

@@ -28,24 +28,33 @@ struct DrawnAddition {
         if (left < outputs) pack(left, outputs, first + left - gates, tessera::RIGHT);
     }
 
+    // Of so many vectors with so many ranks, a number's place in their units.
+    static int64_t place(int64_t vector, int64_t ranks, int64_t rank, int64_t lane) {
+        constexpr int64_t EACH = tessera::UNIT<T>;
+        const int64_t units = (ranks + EACH - 1) / EACH;
+        return ((vector * units + rank / EACH) * LANES + lane) * EACH + rank % EACH;
+    }
+
+    static int64_t whole_units(int64_t ranks) { return place(1, ranks, 0, 0) / LANES; }
+
     // As `segment_inputs.h` has it.
     Matrix by_fours() const {
-        const int64_t vectors = (down.columns + LANES - 1) / LANES;
-        Matrix lying(1, down.rows * vectors * LANES);
+        const int64_t vectors = (down.columns + LANES - 1) / LANES, fours = down.rows / 4;
+        Matrix lying(1, (fours * 4 + whole_units(down.rows % 4)) * vectors * LANES);
         for (int64_t k = 0; k < down.rows; k++) {
             const int64_t four = k / 4 * 4, ranks = std::min<int64_t>(4, down.rows - four);
             for (int64_t i = 0; i < down.columns; i++)
-                lying[0][(four * vectors + i / LANES * ranks + k % 4) * LANES + i % LANES] = down[k][i];
+                lying[0][four * vectors * LANES + place(i / LANES, ranks, k % 4, i % LANES)] = down[k][i];
         }
         return lying;
     }
 
     void pack(int64_t begin, int64_t end, int64_t output, int64_t side) {
         const int64_t rank = down.rows, from = output / LANES, to = (output + end - begin + LANES - 1) / LANES;
-        Matrix lying((to - from) * rank, LANES);
+        Matrix lying(1, (to - from) * whole_units(rank) * LANES);
         for (int64_t o = begin; o < end; o++) {
-            const int64_t place = output + o - begin - from * LANES;
-            for (int64_t k = 0; k < rank; k++) lying[place / LANES * rank + k][place % LANES] = up[o][k];
+            const int64_t lane = output + o - begin - from * LANES;
+            for (int64_t k = 0; k < rank; k++) lying[0][place(lane / LANES, rank, k, lane % LANES)] = up[o][k];
         }
         vectors.push_back(elements<T>(lying));
         packed.push_back({down_elements.data(), vectors.back().data(), rank, down.columns, from, to, side});
