@@ -196,18 +196,6 @@ class Directory(RegistryLoop):
         """Waits until the list changes."""
         await self._changed.wait()
 
-    async def wait_for_one(self, timeout_s: float) -> Member:
-        """The first member, waiting for it if need be. Raises Unavailable when none comes."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not self.members:
-                    await self.changed()
-        except TimeoutError:
-            raise Unavailable(
-                f"NO_{self._service.upper()}", f"no {self._service} is running; start one and retry"
-            ) from None
-        return self.members[0]
-
     def pick(self, digest: bytes) -> list[Member]:
         """All members in the order in which `digest` prefers them (rendezvous hashing, Thaler and Ravishankar 1998)."""
         return sorted(

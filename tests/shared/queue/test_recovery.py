@@ -17,6 +17,7 @@ from shared.queue.token_log import encode_tokens
 from tessera.common.v1.ending_pb2 import Ending
 from tests.support.queue.client import NO_LOAD, STOP, QueueClient
 from tests.support.queue.lost_tail import go_back_to, keep_copy
+from tests.support.queue.members import first_member
 
 
 async def start_recovery(client: QueueClient) -> None:
@@ -336,7 +337,7 @@ async def test_services_stay_known_through_a_restart_and_announce_themselves_aga
         Announcement(client.redis, client.keys, "decoder", "i1", "unix:/somewhere"),
         Directory(client.redis, client.keys, "decoder") as directory,
     ):
-        member = await directory.wait_for_one(60)
+        member = await first_member(directory)
         changes = asyncio.create_task(directory.changed())
         await go_back_to(private_redis, copy)
         async with asyncio.timeout(60):
