@@ -22,6 +22,7 @@ from services.decoder.devices.base.experts import (
     one_by_one,
 )
 from services.decoder.devices.base.hidden_keys import hidden_keys
+from services.decoder.devices.base.largest import first_largest
 from services.decoder.devices.base.use import Use
 from services.decoder.ranks.rank_group import RankGroup
 from services.decoder.ranks.share import Share
@@ -157,10 +158,7 @@ class BaseOps:
     def largest(self, x: Tensor, packed: Packed) -> tuple[Tensor, Tensor]:
         """Of each row of `linear_float32` the index [rows] of the largest, the first of equals, and
         the largest itself [rows], which is NaN if there is one among them."""
-        logits = self.linear_float32(x, packed)
-        values, _ = logits.max(-1)
-        # torch's own index may be that of any of equals.
-        return (logits == values[:, None]).to(torch.uint8).argmax(-1), values
+        return first_largest(self.linear_float32(x, packed))
 
     def vector(self, weight: Tensor) -> Tensor:
         """Takes over a small parameter, such as a norm's weight."""
