@@ -5,13 +5,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
 from shared.settings import python_path
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -26,13 +26,6 @@ print(llm.pid, len(output.outputs[0].token_ids), flush=True)
 sys.stdin.readline()
 llm.generate("The red circle", SamplingParams(max_tokens=4000, ignore_eos=True))
 """
-
-
-def until(condition: Callable[[], bool], what: str, within_s: float = 60) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 def runs(process: psutil.Process) -> bool:
