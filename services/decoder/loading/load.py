@@ -315,7 +315,11 @@ def _planned_adapters(
 def _content(checkpoint: Checkpoint) -> bytes:
     began = time.perf_counter()
     content = content_digest(checkpoint)
-    log.info("found weights", content=content.hex(), ms=round(1e3 * (time.perf_counter() - began)))
+    log.info(
+        "digest of the weights",
+        content=content.hex(),
+        ms=round(1e3 * (time.perf_counter() - began)),
+    )
     return content
 
 

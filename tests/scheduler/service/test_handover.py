@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from functools import partial
 
 from shared.queue.token_log import stride
 from tests.support.arithmetic.model import generate
@@ -14,6 +15,10 @@ PROMPT = [1, 2, 3]
 
 def longest(decoder: ArithmeticDecoder) -> int:
     return min(map(len, decoder.slots.values()), default=0)
+
+
+def is_longer(decoder: ArithmeticDecoder, tokens: int) -> bool:
+    return longest(decoder) > tokens
 
 
 async def held_by(bench: Bench) -> Counter[str]:
@@ -94,7 +99,7 @@ async def test_requests_come_back_from_two_decoders_that_vanish(bench: Bench) ->
     rids = [await bench.ask([*PROMPT, i], max_tokens=120, n=2) for i in range(4)]
     for _ in range(2):
         decoder, stack = await bench.decoder(delay_s=0.01)
-        await until_async(lambda found=decoder: longest(found) > 20)
+        await until_async(partial(is_longer, decoder, 20))
         await stack.aclose()
     await bench.decoder()
     for i, rid in enumerate(rids):

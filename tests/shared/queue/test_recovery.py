@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from services.launcher.redis.embedded_redis import EmbeddedRedis
 from shared.errors import Unavailable
@@ -325,6 +326,26 @@ async def test_a_process_that_knew_the_old_run_detects_a_complete_loss(
     assert await new.redis.exists(recovery_key)
     for client in (knows, new):
         await client.redis.aclose()
+
+
+async def test_all_loops_of_a_process_say_together_that_redis_is_away(
+    private_redis: EmbeddedRedis,
+) -> None:
+    client = QueueClient(private_redis.url)
+    async with (
+        Announcement(client.redis, client.keys, "decoder", "i1", "unix:/somewhere"),
+        Directory(client.redis, client.keys, "decoder"),
+        Directory(client.redis, client.keys, "preprocess"),
+    ):
+        with capture_logs() as lines:
+            private_redis.kill()
+            await asyncio.sleep(1.2)  # longer than each of them pauses
+            await asyncio.to_thread(private_redis.start)
+            async with asyncio.timeout(60):
+                while "Redis is back" not in [line["event"] for line in lines]:
+                    await asyncio.sleep(0.05)
+    said = [line["event"] for line in lines if line["event"].startswith("Redis is ")]
+    assert said == ["Redis is away", "Redis is back"]
 
 
 async def test_services_stay_known_through_a_restart_and_announce_themselves_again(
