@@ -1,6 +1,7 @@
 """Code in the documents is the code."""
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -67,3 +68,32 @@ def test_tables_of_fields_are_those_of_their_types() -> None:
     text = api_tables.FILE.read_text(encoding="utf-8")
     assert len(re.findall("<!-- fields (of|by) ", text)) == text.count("<!-- end -->") > 0
     assert api_tables.written(text) == text, "run python -m tests.support.api_tables"
+
+
+def test_files_that_documents_name_exist() -> None:
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
+    missing = []
+    for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        text = re.sub(r"```.*?```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
+        for named in re.findall(r"`([\w./-]+\.(?:py|lua|proto|h|cpp|ts))`", text):
+            if not any(file == named or file.endswith(f"/{named}") for file in tracked):
+                missing.append(f"{document.name}: {named}")
+    assert missing == []
+
+
+def test_what_a_requests_files_are_said_to_have_is_in_them() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| [1-8](?:, [1-8])* \| `([^`]+)` \| (.+) \|$", text, re.MULTILINE)
+    assert len(rows) > 20
+    wrong = []
+    for file, what in rows:
+        content = (ROOT / file).read_text(encoding="utf-8")
+        for name in re.findall(r"`([A-Za-z_.]+)`", what):
+            if "." in name and name.rpartition(".")[2] in ("py", "lua"):
+                continue
+            parts = [rf"(?:class|def) {part}\b" for part in name.split(".")]
+            if not all(re.search(part, content) or name in content for part in parts):
+                wrong.append(f"{file}: {name}")
+    assert wrong == []
