@@ -6,7 +6,7 @@ from typing import Any
 
 from services.gateway.api.responses.conversation import read_items
 from services.gateway.api.responses.schema import Item, ResponseBody, TextConfig
-from services.gateway.api.responses.tools import Asked, loaded, read_tools
+from services.gateway.api.responses.tools import ReadTools, loaded, read_tools
 from services.gateway.decoding.bounds import at_most, text, whole, wrong
 from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.calls.divided import divided
@@ -191,7 +191,7 @@ def _form(config: TextConfig | None) -> Constraint | None:
             raise wrong(f"{path}.type", "must be one of text, json_object, json_schema")
 
 
-def _repeated(body: ResponseBody, asked: Asked) -> str:
+def _repeated(body: ResponseBody, asked: ReadTools) -> str:
     """What the reply says of its request."""
     form: dict[str, Any] = {"type": "text"}
     text_config, reasoning = body.text or TextConfig(), body.reasoning

@@ -19,7 +19,7 @@ _MODES = ("auto", "none", "required")
 Function = Mapping[str, Any]
 
 
-class Asked(NamedTuple):
+class ReadTools(NamedTuple):
     """What the model is told of, and what the reply repeats."""
 
     tools: Tools
@@ -27,7 +27,7 @@ class Asked(NamedTuple):
     choice: Any
 
 
-def read_tools(raw: msgspec.Raw, raw_choice: msgspec.Raw, forms: OutputForms) -> Asked:
+def read_tools(raw: msgspec.Raw, raw_choice: msgspec.Raw, forms: OutputForms) -> ReadTools:
     """The functions among the tools; the model is not told of others, which a server would have to run. Raises
     InvalidRequest naming the field.
     """
@@ -42,7 +42,9 @@ def read_tools(raw: msgspec.Raw, raw_choice: msgspec.Raw, forms: OutputForms) ->
     choice = loaded("tool_choice", raw_choice)
     mode, shown = _read_choice(choice, functions)
     found = [{"type": "function", "function": function} for function in shown]
-    return Asked(offered(found, mode, forms), listed or [], "auto" if choice is None else choice)
+    return ReadTools(
+        offered(found, mode, forms), listed or [], "auto" if choice is None else choice
+    )
 
 
 def _is_function(tool: Any, path: str) -> bool:
