@@ -4,6 +4,9 @@ from collections.abc import Sequence
 
 from shared.errors import InvalidRequest
 
+# The largest value of an int32, which messages between services have counts and ids in.
+INT32_MAX = (1 << 31) - 1
+
 
 def wrong(field: str, message: str, reason: str = "INVALID_VALUE") -> InvalidRequest:
     """An error about one field, named as `messages[0].content` is."""

@@ -44,6 +44,7 @@ async def test_a_full_queue_names_the_limit_and_the_retry_delay(client: QueueCli
 
 async def test_a_request_larger_than_the_limit_may_run_alone(client: QueueClient) -> None:
     await client.reserve(client.spec().request_id, cost=1000)
+    assert await client.queue.depth() == (1, 1000)
 
 
 async def test_an_expired_reservation_is_freed(client: QueueClient) -> None:

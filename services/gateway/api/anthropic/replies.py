@@ -5,8 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from services.gateway.api.anthropic.errors import error_content
+from services.gateway.api.compact_json import compact
 from services.gateway.api.part_list import Part, PartKind, Step, parts_of
-from services.gateway.api.part_stream import Event, PartStream, compact
+from services.gateway.api.part_stream import Event, PartStream
 from services.gateway.following.answer import Answer, Outcome
 from services.gateway.following.message import call_id
 from shared.errors import ServingError

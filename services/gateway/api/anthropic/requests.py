@@ -15,7 +15,7 @@ from services.gateway.api.anthropic.schema import (
     Tool,
     ToolChoice,
 )
-from services.gateway.decoding.bounds import text, whole, wrong
+from services.gateway.decoding.bounds import INT32_MAX, text, whole, wrong
 from services.gateway.decoding.list_limits import LONGEST_TOOL_NAME, LONGEST_TOOLS
 from services.gateway.model.output_forms import OutputForms
 from services.gateway.model.served_model import ServedModel
@@ -40,7 +40,6 @@ _NO_CALLS = (
 _BUDGET = "thinking.budget_tokens"
 _KIND = ReplyKind.REPLY_KIND_ANTHROPIC
 # Above the length of any model.
-_MOST_TOKENS = (1 << 31) - 1
 
 
 class _Asked(NamedTuple):
@@ -90,7 +89,7 @@ def read_message(body: MessagesBody, model: ServedModel) -> tuple[ValidRequest, 
 
 def _max_tokens(given: float | None, model: ServedModel) -> int | None:
     """Clients, which have to send it, send thousands where nobody has said how many."""
-    count = whole("max_tokens", given, 1, _MOST_TOKENS)
+    count = whole("max_tokens", given, 1, INT32_MAX)
     return None if count is None else min(count, model.max_model_len)
 
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from services.gateway.api.compact_json import compact
 from services.gateway.api.responses.conversation import read_items
 from services.gateway.api.responses.schema import Item, ResponseBody, TextConfig
 from services.gateway.api.responses.tools import ReadTools, loaded, read_tools
@@ -228,4 +229,4 @@ def _repeated(body: ResponseBody, asked: ReadTools) -> str:
         "truncation": body.truncation or "disabled",
         "user": body.user,
     }
-    return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+    return compact(content)

@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from services.gateway.api.compact_json import compact
 from services.gateway.api.part_list import Part, PartKind, parts_of
-from services.gateway.api.part_stream import compact
 from services.gateway.following.answer import Answer, Outcome
 from services.gateway.following.message import call_id
 from tessera.common.v1.ending_pb2 import Ending, FinishReason
