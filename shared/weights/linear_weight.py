@@ -41,7 +41,7 @@ class LinearWeight(ABC):
 
     @abstractmethod
     def select(self, rows: Places, columns: Places, dtype: torch.dtype) -> Tensor:
-        """The weights of some outputs (rows) and inputs (columns), in their order. No others are read."""
+        """[rows, columns]: the weights of some outputs and inputs, in their order. No others are read."""
 
     def quantized(self) -> QuantizedWeight | None:
         """The codes, or None for a weight that is not quantized. Whatever was cut, stacked, reordered or spread is

@@ -112,7 +112,7 @@ class DecoderModel(ABC):
         return np.arange(len(prompt), dtype=np.int32)[None], 0
 
     def prefix(self, prompt: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> int:
-        """Tokens at the beginning of a prompt's ids that see each other, where `needs` says PREFIX_LM."""
+        """How many tokens at the beginning of a prompt's ids [tokens] see each other, where `needs` says PREFIX_LM."""
         return len(prompt)
 
     def media_view(self, prompt_len: int, media: Sequence[MediaItem]) -> MediaView:
