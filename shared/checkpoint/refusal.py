@@ -1,4 +1,5 @@
-"""How a model is refused that cannot be served, and an option of one of its files that is not."""
+"""How a model is refused that cannot be served, an option of one of its files that is not, and files that do not fit
+each other."""
 
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
@@ -18,3 +19,8 @@ def bad_option(checkpoint: Checkpoint, what: str, file: str = "config.json") -> 
     return InvalidRequest(
         "UNSUPPORTED_CONFIG", f"{checkpoint.folder / file}: {what}", field="model"
     )
+
+
+def bad_checkpoint(checkpoint: Checkpoint, what: str) -> InvalidRequest:
+    """The refusal of files that cannot be those of one model."""
+    return InvalidRequest("BAD_CHECKPOINT", f"{checkpoint.folder}: {what}", field="model")

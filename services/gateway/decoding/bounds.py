@@ -13,6 +13,11 @@ def wrong(field: str, message: str, reason: str = "INVALID_VALUE") -> InvalidReq
     return InvalidRequest(reason, f"{field} {message}", field=field)
 
 
+def wrong_type(field: str, must: str) -> InvalidRequest:
+    """An error about a field of a wrong type; `must`: what it has to be, such as "a list"."""
+    return wrong(field, f"must be {must}", "INVALID_TYPE")
+
+
 def number(field: str, value: float | None, default: float, low: float, high: float) -> float:
     """A number in [low, high]; `default` for None. Raises InvalidRequest."""
     if value is None:
