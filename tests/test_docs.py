@@ -1,12 +1,12 @@
 """Code in the documents is the code."""
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.support import api_tables, model_table
+from tests.test_house import tracked
 
 ROOT = Path(__file__).parents[1]
 EXCERPT = re.compile(r"```python\n# (services/\S+\.py)\n(.*?)```", re.DOTALL)
@@ -71,14 +71,12 @@ def test_tables_of_fields_are_those_of_their_types() -> None:
 
 
 def test_files_that_documents_name_exist() -> None:
-    tracked = subprocess.run(
-        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.split()
+    files = [str(path.relative_to(ROOT)) for path in tracked()]
     missing = []
     for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
         text = re.sub(r"```.*?```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
         for named in re.findall(r"`([\w./-]+\.(?:py|lua|proto|h|cpp|ts))`", text):
-            if not any(file == named or file.endswith(f"/{named}") for file in tracked):
+            if not any(file == named or file.endswith(f"/{named}") for file in files):
                 missing.append(f"{document.name}: {named}")
     assert missing == []
 
