@@ -129,7 +129,8 @@ def _plain(_: WrappedLogger, __: str, event: EventDict) -> str:
     begin = f"{pop('timestamp', '')} [{pop('level', ''):<9}] {pop('event', ''):<{_EVENT_WIDTH}} "
     exception = pop("exception", "")
     fields = [f"{name}={_quoted(value)}" for name, value in sorted(event.items())]
-    return begin + " ".join(fields) + (f"\n{exception}" if exception else "")
+    line = (begin + " ".join(fields)).rstrip()
+    return line + (f"\n{exception}" if exception else "")
 
 
 def _quoted(value: object) -> str:

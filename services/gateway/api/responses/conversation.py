@@ -20,7 +20,10 @@ _SPOKEN = ("input_text", "input_image")
 _SAID = ("output_text", "refusal", "input_text")
 _LONGEST_ID = 256
 _HINTS = {
-    "item_reference": "this server keeps no responses: send the item itself",
+    "item_reference": (
+        "items are named by id in the list `input` alone, where the server keeps responses"
+        " (--response-keep): send the item itself"
+    ),
     "input_file": "this server takes no files but images",
     "input_audio": "this server takes no sound",
 }
