@@ -70,3 +70,16 @@ async def test_truncation_leaves_room_for_the_answer(stage: Stage) -> None:
     assert not stage.preprocess.seen[-1].HasField("max_window_size")
     with pytest.raises(openai.BadRequestError, match="truncation must be one of auto, disabled"):
         await stage.openai.responses.create(**asked, truncation="never")  # type: ignore[call-overload]
+
+
+async def test_what_is_not_offered_is_taken_where_it_asks_for_nothing(stage: Stage) -> None:
+    names = ("conversation", "prompt", "context_management", "moderation")
+    nothing: Any = dict.fromkeys(names)
+    options = {"prompt_cache_options": {"mode": "implicit"}}
+    reply = await stage.http.post("/v1/responses", json={"input": QUESTION, **nothing, **options})
+    assert reply.status_code == 200, reply.text
+    for name in names:
+        reply = await stage.http.post("/v1/responses", json={"input": QUESTION, name: {"id": "x"}})
+        error = reply.json()["error"]
+        assert (reply.status_code, error["param"]) == (400, name)
+        assert "is not a field" not in error["message"], "it says what to do"
