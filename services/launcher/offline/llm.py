@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from services.launcher.offline.engine.engine_process import EngineProcess
+from services.launcher.offline.errors import RequestRefused
 from services.launcher.offline.loop_thread import LoopThread
 from services.launcher.offline.outputs import RequestOutput
 from services.launcher.offline.progress import progress
@@ -56,7 +57,7 @@ class LLM:
         own defaults and 16 tokens. `use_tqdm` shows on a terminal how many are answered. `lora_request`: an adapter's
         name, or a `LoRARequest` whose folder is loaded if need be, for all or one for each; None is the model.
 
-        Raises RequestRefused for the first prompt that cannot be answered; the others are then cancelled.
+        Raises RequestRefused for the first prompt that cannot be answered, naming it; the others are then cancelled.
         """
         is_one = isinstance(prompts, (str, Mapping)) or is_ids(prompts)
         listed = [prompts] if is_one else list(prompts)
@@ -131,13 +132,18 @@ class LLM:
                 f"sampling_params must be one for all, or one for each of {len(prompts)} prompts, not {len(listed)}"
             )
 
-        async def answer(prompt: Prompt, one: SamplingParams | None) -> RequestOutput:
-            output = await self._requests.whole(str(next(self._numbers)), prompt, one)
+        async def answer(index: int, prompt: Prompt, one: SamplingParams | None) -> RequestOutput:
+            try:
+                output = await self._requests.whole(str(next(self._numbers)), prompt, one)
+            except RequestRefused as error:
+                if len(prompts) == 1:
+                    raise
+                raise RequestRefused(f"prompts[{index}]: {error}") from None
             answered()
             return output
 
         async def answer_all() -> list[RequestOutput]:
-            return await tasks.together(map(answer, prompts, listed))
+            return await tasks.together(map(answer, range(len(prompts)), prompts, listed))
 
         with progress(len(prompts), wanted=use_tqdm) as answered:
             return self._loop.run(answer_all())
