@@ -120,6 +120,7 @@ async def test_what_asks_for_nothing_is_taken(stage: Stage) -> None:
     nothing: Any = {
         "thread": None, "container": None, "mcp_servers": [], "fallbacks": [], "speed": "standard",
         "inference_geo": None, "compaction": None, "diagnostics": None, "output_format": None,
+        "billing_policy": None, "fallback_credit_token": None,
     }  # fmt: skip
     for path in (PATH, f"{PATH}/count_tokens"):
         body = BODY | nothing

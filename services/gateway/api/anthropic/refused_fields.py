@@ -18,6 +18,8 @@ _REFUSED: Mapping[str, tuple[str, tuple[Any, ...]]] = {
     "speed": ('must be "standard": all requests are answered as fast as can be', ("standard",)),
     "inference_geo": ("is not known to this server: leave it out", ()),
     "diagnostics": ("is not offered: leave it out", ({},)),
+    "billing_policy": ("is not known to this server: leave it out", ()),
+    "fallback_credit_token": ("is not known to this server: leave it out", ()),
 }
 
 

@@ -212,6 +212,8 @@ class CountBody(_Body):
     speed: Refused = _NONE
     inference_geo: Refused = _NONE
     diagnostics: Refused = _NONE
+    billing_policy: Refused = _NONE
+    fallback_credit_token: Refused = _NONE
 
 
 class MessagesBody(CountBody):
