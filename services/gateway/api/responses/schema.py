@@ -81,7 +81,7 @@ class Reasoning(_Body):
         about("none, minimal, low, medium, high or xhigh, for the chat template", "the template's"),
     ] = None
     summary: Annotated[
-        str | None, about("auto, concise or detailed; without effect: thoughts are given whole")
+        str | None, about("auto, concise or detailed: thoughts are given whole as the summary")
     ] = None
 
 
@@ -200,7 +200,8 @@ class ResponseBody(_Body):
     reasoning: Annotated[
         Reasoning | None,
         about(
-            "`effort` as `reasoning_effort` of chats; thoughts are given whole, whatever `summary` says"
+            "`effort` as `reasoning_effort` of chats; with `summary` (`auto`, `concise`, `detailed`) thoughts are given"
+            " whole as the summary"
         ),
     ] = None
     text: Annotated[
