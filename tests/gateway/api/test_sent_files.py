@@ -95,6 +95,10 @@ async def test_a_file_that_is_none_of_theirs_is_not_shown(stage: Stage) -> None:
             "messages[0].content[0].file.file_id",
         )
         assert said in error["message"]
+    # By an id alone, not by an address.
+    url = {"type": "image_url", "image_url": {"url": f"sent-file:{file.id}"}}
+    reply = await stage.chat(messages=[{"role": "user", "content": [url]}])
+    assert reply.status_code == 400 and "must be a data:" in reply.text
     await stage.openai.files.delete(file.id)
     reply = await stage.http.post(
         "/v1/responses", json=by_route(file.id)["/v1/responses"], headers=OURS
