@@ -315,7 +315,7 @@ async def test_both_versions_of_the_api_are_answered_alike(stage: Stage, version
     plain = (await stage.http.post(PATH, json=asked)).json()
     reply = await stage.http.post(PATH, json=asked, headers={"anthropic-version": version})
     assert reply.status_code == 200, reply.text
-    assert {**reply.json(), "id": plain["id"]} == plain
+    assert json.loads(reply.text.replace(reply.json()["id"][4:], plain["id"][4:])) == plain
 
 
 def error_of(reply: httpx.Response) -> tuple[int, str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.gateway.api.test_anthropic import BODY, MESSAGES, PATH, TOOLS, anthropic_client
-from tests.support.gateway.marked_model import FIRST, MARKED
+from tests.support.gateway.marked_model import ANSWER, FIRST, MARKED, THOUGHT
 from tests.support.gateway.stage import MODEL, Stage
 
 if TYPE_CHECKING:  # it takes seconds, of which workers that do not run these tests have no use
@@ -189,3 +189,26 @@ async def test_the_older_name_of_an_answers_form(stage: Stage) -> None:
     assert played.spec.sampling.grammar
     both = BODY | {"output_format": form, "output_config": {"format": form}}
     assert (await stage.http.post(PATH, json=both)).status_code == 400
+
+
+async def test_thoughts_are_signed_that_clients_send_them_back(
+    stage: Stage, client: "AsyncAnthropic"
+) -> None:
+    stage.says(ANSWER)
+    whole: Any = await client.messages.create(**BODY, tools=TOOLS)
+    rid = whole.id.removeprefix("msg_")
+    assert [(b.thinking, b.signature) for b in whole.content if b.type == "thinking"] == [
+        (THOUGHT, f"{rid}_0")
+    ]
+    async with client.messages.stream(**BODY, tools=TOOLS) as stream:
+        events: list[Any] = [event async for event in stream]
+        final: Any = await stream.get_final_message()
+    assert final.content[0].signature == final.id.removeprefix("msg_") + "_0"
+    signed = [e for e in events if getattr(getattr(e, "delta", None), "type", "") == "signature_delta"]  # fmt: skip
+    assert [event.index for event in signed] == [0]
+    behind = [event.type for event in events[events.index(signed[0]) + 1 :]]
+    assert "content_block_stop" in behind[:2]
+    said = [{"role": "assistant", "content": final.content[:2]}, *MESSAGES]
+    await client.messages.create(**BODY | {"messages": [*MESSAGES, *said]}, tools=TOOLS)
+    turns = stage.preprocess.seen[-1].conversation.messages
+    assert [turn.reasoning for turn in turns] == ["", THOUGHT, ""]
