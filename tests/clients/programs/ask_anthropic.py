@@ -75,7 +75,13 @@ def get_weather(city: str) -> str:
 
 
 other = Anthropic(base_url=ASKED.agent_url, api_key=ASKED.key, max_retries=0)
-loop = {"model": ASKED.agent_model, "max_tokens": 50, "tools": [get_weather], "messages": TURNS}
+loop = {
+    "model": ASKED.agent_model,
+    "max_tokens": 50,
+    "tools": [get_weather],
+    "messages": TURNS,
+    "extra_body": {"temperature": 0},
+}
 runner = other.beta.messages.tool_runner(**loop)
 ended = runner.until_done()
 found("agent", "runner", agent([*calls], ended.content[0].text))

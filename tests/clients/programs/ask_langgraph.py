@@ -18,9 +18,9 @@ def get_weather(city: str) -> str:
     return RESULT
 
 
-def openai(key=ASKED.key, **more):
+def openai(key=ASKED.key, temperature=0, **more):
     given = {"base_url": ASKED.agent_base_url, "api_key": key, "max_retries": 0, "max_tokens": 50}
-    return ChatOpenAI(model=ASKED.agent_model, **given, **more)
+    return ChatOpenAI(model=ASKED.agent_model, temperature=temperature, **given, **more)
 
 
 def responses(key=ASKED.key, **more):
@@ -28,15 +28,15 @@ def responses(key=ASKED.key, **more):
     return openai(key, use_responses_api=True, use_previous_response_id=True, **more)
 
 
-def anthropic(key=ASKED.key, **more):
+def anthropic(key=ASKED.key, temperature=0):
     given = {"base_url": ASKED.agent_url, "api_key": key, "max_retries": 0, "max_tokens": 50}
-    return ChatAnthropic(model=ASKED.agent_model, **given, **more)
+    return ChatAnthropic(model=ASKED.agent_model, temperature=temperature, **given)
 
 
-def ollama(key=ASKED.key, **more):
+def ollama(key=ASKED.key, temperature=0):
     headers = {"Authorization": f"Bearer {key}"}
     given = {"base_url": ASKED.agent_url, "client_kwargs": {"headers": headers}, "num_predict": 50}
-    return ChatOllama(model=ASKED.agent_model, **given, **more)
+    return ChatOllama(model=ASKED.agent_model, temperature=temperature, **given)
 
 
 def graph(model):
