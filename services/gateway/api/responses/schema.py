@@ -181,8 +181,8 @@ class ResponseBody(_Body):
     tools: Annotated[
         msgspec.Raw,
         about(
-            "functions (`name`, `description`, `parameters`, `strict`). Tools of other types, which OpenAI would run,"
-            " are repeated in the response, and the model is not told of them",
+            "functions (`name`, `description`, `parameters`, `strict`). Tools of other types, those that OpenAI would"
+            " run and `custom` ones, are repeated in the response, and the model is not told of them",
             "none",
         ),
     ] = _NONE
