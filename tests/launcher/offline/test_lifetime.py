@@ -75,3 +75,36 @@ def test_nothing_is_left(end: str, tmp_path: Path) -> None:
         assert process.returncode == 0 and errors == ""
     until(lambda: not any(map(runs, started)), "its processes")
     until(lambda: not list(tmp_path.iterdir()), "its folders")
+
+
+FORKED = """
+import asyncio, os
+from services.launcher.offline.loop_thread import LoopThread
+
+loop = LoopThread()
+assert loop.run(asyncio.sleep(0, "here")) == "here"
+if os.fork() == 0:
+    try:
+        loop.run(asyncio.sleep(0))
+    except RuntimeError as error:
+        print(error, flush=True)
+    loop.close(lambda: None)
+    os._exit(0)
+os.wait()
+loop.close(lambda: None)
+"""
+
+
+def test_a_forked_program_is_told_that_it_has_none(tmp_path: Path) -> None:
+    """Its threads do not go on in a child: what is asked there would never be answered."""
+    environment = {**os.environ, "PYTHONPATH": python_path(ROOT, ROOT / "protos")}
+    told = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKED],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert told.stdout == "this LLM was made in another process: make one here\n"

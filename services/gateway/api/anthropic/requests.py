@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from services.gateway.api.anthropic.context_management import edit
 from services.gateway.api.anthropic.conversation import read_messages
+from services.gateway.api.anthropic.refused_fields import refuse_fields
 from services.gateway.api.anthropic.schema import (
     CountBody,
     MessagesBody,
@@ -52,7 +53,7 @@ class _Asked(NamedTuple):
 def read_count(body: CountBody, model: ServedModel) -> PrepareRequest:
     """POST /v1/messages/count_tokens. Raises InvalidRequest naming the field, or NotFound."""
     check_model(body.model, model)
-    _form(body.output_config)
+    _form(body)
     return _read(body, model, may_call=False).prepare
 
 
@@ -72,7 +73,7 @@ def read_message(body: MessagesBody, model: ServedModel) -> tuple[ValidRequest, 
     )
     asked = _read(body, model)
     prompt = conversation_prompt(asked.prepare, model)
-    form = _form(body.output_config)
+    form = _form(body)
     request = read_generation(options, prompt, _KIND, None, model, form)
     request = divided(
         request,
@@ -94,6 +95,7 @@ def _max_tokens(given: float | None, model: ServedModel) -> int | None:
 
 
 def _read(body: CountBody, model: ServedModel, *, may_call: bool = True) -> _Asked:
+    refuse_fields(body)
     tools = _read_tools(body, model.forms, may_call=may_call)
     prepare = PrepareRequest()
     conversation = prepare.conversation
@@ -198,11 +200,15 @@ def _hides(thinking: Thinking | None) -> bool:
     return thinking is not None and (thinking.type == "disabled" or thinking.display == "omitted")
 
 
-def _form(config: OutputConfig | None) -> Constraint | None:
-    form = config.format if config is not None else None
+def _form(body: CountBody) -> Constraint | None:
+    form = body.output_config.format if body.output_config is not None else None
+    path = "output_config.format"
+    if form is None:
+        form, path = body.output_format, "output_format"
+    elif body.output_format is not None:
+        raise wrong("output_format", f"is the older name of {path}: send one of them")
     if form is None:
         return None
-    path = "output_config.format"
     if form.type != "json_schema":
         raise wrong(f"{path}.type", 'must be "json_schema"')
     given = bytes(form.schema)

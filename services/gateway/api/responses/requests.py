@@ -13,7 +13,7 @@ from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.calls.divided import divided
 from services.gateway.reading.calls.tools import EFFORTS
 from services.gateway.reading.constraint import Constraint
-from services.gateway.reading.fields.unsupported import unsupported
+from services.gateway.reading.fields.unsupported import is_off, unsupported
 from services.gateway.reading.generation import conversation_prompt, read_generation
 from services.gateway.reading.options import GenerationOptions
 from services.gateway.reading.structured.spellings import any_object, checked
@@ -39,6 +39,13 @@ _INCLUDED = (
 )
 _LOGPROBS = "message.output_text.logprobs"
 _TRUNCATIONS = ("auto", "disabled")
+# What is said of fields that ask for what is not offered.
+_REFUSED: Mapping[str, str] = {
+    "conversation": "names one, and this server keeps responses alone: send `previous_response_id`",
+    "prompt": "names a template, and this server keeps none: send `instructions` and `input`",
+    "context_management": 'asks for a summary: leave it out; `truncation: "auto"` leaves out the oldest turns',
+    "moderation": "is not offered: leave it out",
+}
 _KIND = ReplyKind.REPLY_KIND_RESPONSE
 
 
@@ -76,11 +83,15 @@ def media_urls(body: ResponseBody) -> Iterator[str]:
     for item in body.input if isinstance(body.input, list) else ():
         for parts in (item.content, item.output):
             for part in parts if isinstance(parts, list) else ():
-                if part.image_url is not None:
-                    yield part.image_url
+                for url in (part.image_url, part.file_data, part.file_url):
+                    if url is not None:
+                        yield url
 
 
 def _check(body: ResponseBody) -> None:
+    for name, message in _REFUSED.items():
+        if not is_off(getattr(body, name), []):
+            raise unsupported(name, message)
     for name in body.include or ():
         if name not in (*_INCLUDED, _LOGPROBS):
             raise unsupported(

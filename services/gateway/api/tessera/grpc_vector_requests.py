@@ -84,7 +84,7 @@ def read_score(request: ScoreRequest, pooling: Pooling) -> tuple[ScoredTexts, Ge
 
 def read_rerank(request: RerankRequest, pooling: Pooling) -> tuple[ScoredTexts, GenerationOptions]:
     """A query and texts. Raises InvalidRequest naming the field as REST does, or NotFound."""
-    whole("top_n", value_or_none(request, "top_n"), 1, 1 << 31)
+    whole("top_n", value_or_none(request, "top_n"), 0, 1 << 31)
     return _scored(request, request.query, "query", pooling)
 
 
