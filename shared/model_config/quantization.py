@@ -2,10 +2,12 @@
 
 Fields: AutoAWQ (https://github.com/casper-hansen/AutoAWQ), AutoGPTQ and GPTQModel
 (https://github.com/ModelCloud/GPTQModel), compressed-tensors (https://github.com/vllm-project/compressed-tensors),
-"fp8" as DeepSeek-V3 and Qwen3-FP8 have it (FineGrainedFP8Config of https://github.com/huggingface/transformers).
+"fp8" as DeepSeek-V3 and Qwen3-FP8 have it, and "fbgemm_fp8" (FineGrainedFP8Config and FbgemmFp8Config of
+https://github.com/huggingface/transformers), bitsandbytes (https://github.com/bitsandbytes-foundation/bitsandbytes),
+AutoRound (https://github.com/intel/auto-round).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,21 +27,23 @@ from shared.text.cutting import cut
 GGUF, AWQ, GPTQ, PACKED, BYTES = "gguf", "awq", "gptq", "pack-quantized", "int-quantized"
 ASCEND = "ascend"
 FLOAT8 = "float-quantized"
+BNB4, BNB8 = "bitsandbytes-4bit", "bitsandbytes-8bit"
 _COMPRESSED = "compressed-tensors"
 _KEYS = ("quantization_config", "compression_config")
-_FP8 = "fp8"
-_METHODS = (AWQ, GPTQ, _FP8, _COMPRESSED)
+_FP8, _FBGEMM = "fp8", "fbgemm_fp8"
+_BNB = "bitsandbytes"
+_AUTO_ROUND = "auto-round"
 
 
 @dataclass(frozen=True)
 class StoredCodes:
-    """`layout`: AWQ, GPTQ, one of compressed-tensors' two, or FLOAT8; `bits` of a code; `group`: inputs that share a
-    scale, 0 for all of an output's; `symmetric`: zero is the code in the middle; `zero_shift`: what is added to stored
-    zero points; `ordered`: which group an input belongs to is stored; `one_scale`: all outputs share it; `left_out`:
-    layers that are numbers, by their names, with AWQ, GPTQ and fp8 by parts of them; `block`: outputs and inputs that
-    share a scale of FLOAT8; `inverse_name`: its scales are called weight_scale_inv; `activations`: bits in which these
-    are wanted, 8 or 16; `whole`: layers of ASCEND that want 8, by their names; `narrow`: those with codes of 4 bits;
-    `two_a_byte`: of which two lie in a byte."""
+    """`layout`: AWQ, GPTQ, one of compressed-tensors', of bitsandbytes', or FLOAT8; `bits` of a code; `group`: inputs
+    that share a scale, 0 for all of an output's; `symmetric`: zero is the code in the middle; `zero_shift`: what is
+    added to stored zero points; `ordered`: which group an input belongs to is stored; `one_scale`: all outputs share
+    it; `left_out`: layers that are numbers, by their names, with AWQ, GPTQ and fp8 by parts of them; `block`: outputs
+    and inputs that share a scale of FLOAT8; `inverse_name`: its scales are called weight_scale_inv; `activations`: bits
+    in which these are wanted, 8 or 16; `whole`: layers of ASCEND that want 8, by their names; `narrow`: those with
+    codes of 4 bits; `two_a_byte`: of which two lie in a byte."""
 
     layout: str
     bits: int
@@ -99,21 +103,19 @@ def read_stored_codes(checkpoint: Checkpoint) -> StoredCodes | None:
         return None
     key, found = said
     method = str(found.get("quant_method")) if isinstance(found, Mapping) else str(found)
-    fields = _Fields(checkpoint, key, method, found if isinstance(found, Mapping) else {})
+    values = found if isinstance(found, Mapping) else {}
+    if values.get("load_in_4bit") or values.get("load_in_8bit"):
+        method = _BNB  # which did not always say so
+    fields = _Fields(checkpoint, key, method, values)
     if method == GGUF and checkpoint.is_gguf:
         return None  # each tensor says how it is stored
     if method in (ASCEND, "None") and (name := find_description(checkpoint)):
         return _ascend(checkpoint, name)
-    if method == AWQ:
-        return _awq(fields)
-    if method == GPTQ:
-        return _gptq(fields)
-    if method == _FP8:
-        return _fp8(fields)
-    if method == _COMPRESSED:
-        return _compressed(fields)
+    if (read := _READERS.get(method)) is not None:
+        return read(fields)
+    known = list(_READERS)
     raise fields.refusal(
-        f"of quantized checkpoints those of {', '.join(_METHODS[:-1])} and {_METHODS[-1]} are read;"
+        f"of quantized checkpoints those of {', '.join(known[:-1])} and {known[-1]} are read;"
         " serve the model in float32, float16 or bfloat16"
     )
 
@@ -254,6 +256,50 @@ def _fp8(fields: _Fields) -> StoredCodes:
     )
 
 
+def _fbgemm(fields: _Fields) -> StoredCodes:
+    """As transformers' FbgemmFp8Config says it: a scale for each output."""
+    left_out = fields.names("modules_to_not_convert")
+    return StoredCodes(FLOAT8, 8, 0, symmetric=True, left_out=left_out)
+
+
+def _auto_round(fields: _Fields) -> StoredCodes:
+    """AutoRound's own format, whose layers are those of AutoGPTQ or of AutoAWQ."""
+    packing = fields.one_of(
+        "packing_format", ("auto_round:auto_gptq", "auto_round:auto_awq"), "backend"
+    )
+    fields.one_of("data_type", ("int",), default="int")
+    fields.one_of("act_bits", (16, 32), default=16)
+    layers = fields.inner("extra_config").values if fields.values.get("extra_config") else {}
+    left_out = []
+    for name, said in layers.items():
+        if isinstance(said, Mapping) and said.get("bits") in (16, 32):
+            left_out.append(name)
+        elif not isinstance(said, Mapping) or any(
+            value != fields.values.get(key) for key, value in said.items()
+        ):
+            raise fields.refusal(
+                f"extra_config says of {cut(name, 80)} something else than of other layers, and one way for all is"
+                " supported, or 16 bits for those that are not quantized"
+            )
+    symmetric, group, names = fields.flag("sym", True), fields.group("group_size"), tuple(left_out)
+    if packing == "auto_round:auto_awq":
+        bits = fields.one_of("bits", (4,))
+        return StoredCodes(AWQ, bits, group, symmetric=False, left_out=names)
+    bits = fields.one_of("bits", (4, 8))
+    return StoredCodes(GPTQ, bits, group, symmetric, zero_shift=1, left_out=names)
+
+
+def _bitsandbytes(fields: _Fields) -> StoredCodes:
+    left_out = fields.names("llm_int8_skip_modules")
+    if fields.flag("load_in_8bit", False):
+        return StoredCodes(BNB8, 8, 0, symmetric=True, left_out=left_out)
+    if not fields.flag("load_in_4bit", False):
+        raise fields.refusal("neither load_in_4bit nor load_in_8bit is true")
+    fields.one_of("bnb_4bit_quant_type", ("nf4", "fp4"), default="fp4")
+    fields.one_of("bnb_4bit_quant_storage", ("uint8",), default="uint8")
+    return StoredCodes(BNB4, 4, 0, symmetric=True, left_out=left_out)
+
+
 def _compressed(fields: _Fields) -> StoredCodes:
     layout = fields.one_of("format", (PACKED, BYTES, FLOAT8))
     fields.one_of("quantization_status", ("compressed", "frozen"), default="compressed")
@@ -312,3 +358,14 @@ def _float_scheme(weights: _Fields) -> StoredCodes:
     strategy = weights.one_of("strategy", ("tensor", "channel", "block"), default="tensor")
     block = weights.block("block_structure") if strategy == "block" else None
     return StoredCodes(FLOAT8, 8, 0, symmetric=True, one_scale=strategy == "tensor", block=block)
+
+
+_READERS: Mapping[str, Callable[[_Fields], StoredCodes]] = {
+    AWQ: _awq,
+    GPTQ: _gptq,
+    _AUTO_ROUND: _auto_round,
+    _BNB: _bitsandbytes,
+    _FP8: _fp8,
+    _FBGEMM: _fbgemm,
+    _COMPRESSED: _compressed,
+}

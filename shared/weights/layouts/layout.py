@@ -1,6 +1,7 @@
 """What all layouts of coded layers are."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -32,6 +33,10 @@ class Stored:
     other: Shape | None = None
 
 
+# The content of a small tensor of a layer that has bytes, by the last part of its name; None where it is not stored.
+Beside = Callable[[str], "bytes | None"]
+
+
 class Layout(ABC):
     """One way in which a layer [out, inputs] is stored."""
 
@@ -40,13 +45,21 @@ class Layout(ABC):
     unused: ClassVar[tuple[str, ...]] = ()  # those that may be there and are not read
     main_dtypes: ClassVar[tuple[str, ...]] = WORDS
     scales: ClassVar[str] = "weight_scale"  # the tensor of scales
+    main_is_flat: ClassVar[bool] = False  # its shape is not the layer's, which lies beside it
     order: ClassVar[str] = ""  # the tensor that says which group each input belongs to
 
     def __init__(self, codes: StoredCodes) -> None:
         self.codes = codes
 
-    def of_layer(self, main: str) -> "Layout":
-        """That of one layer, by the stored name of its codes, where a checkpoint stores some in another way."""
+    @classmethod
+    def split(cls, name: str) -> tuple[str, str]:
+        """The layer that a tensor would be of, and what it is there."""
+        layer, _, tensor = name.rpartition(".")
+        return layer, tensor
+
+    def of_layer(self, main: str, beside: Beside) -> "Layout":
+        """That of one layer, by the stored name of its codes and what lies beside these, where a checkpoint stores some
+        in another way. Raises BadCodes."""
         return self
 
     @abstractmethod

@@ -1,5 +1,6 @@
 """The coded layers of a checkpoint, checked by the headers of their tensors."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from shared.errors import InvalidRequest
 from shared.model_config.quantization import (
     ASCEND,
     AWQ,
+    BNB4,
+    BNB8,
     BYTES,
     FLOAT8,
     GPTQ,
@@ -19,6 +22,7 @@ from shared.model_config.quantization import (
 )
 from shared.weights.layouts.ascend import AscendLayout
 from shared.weights.layouts.awq import AwqLayout
+from shared.weights.layouts.bitsandbytes import Bnb4Layout, Bnb8Layout
 from shared.weights.layouts.compressed_tensors import BytesLayout, PackedLayout
 from shared.weights.layouts.float8 import Float8Layout
 from shared.weights.layouts.gptq import GptqLayout
@@ -29,23 +33,28 @@ LAYOUTS: Mapping[str, type[Layout]] = {
     GPTQ: GptqLayout,
     PACKED: PackedLayout,
     BYTES: BytesLayout,
+    BNB4: Bnb4Layout,
+    BNB8: Bnb8Layout,
     FLOAT8: Float8Layout,
     ASCEND: AscendLayout,
 }
+
+_MOST_BESIDE = 4096  # bytes of a tensor that says how a layer is stored
 
 
 def split_name(codes: StoredCodes, name: str) -> tuple[str, str] | None:
     """Of a tensor of codes, or one beside them, the layer's name and what it is there; None for all others and those
     that are called as a weight of numbers is."""
-    layer, _, tensor = name.rpartition(".")
     layout = LAYOUTS[codes.layout]
+    layer, tensor = layout.split(name)
     known = (*layout.tensors, *layout.unused)
     return (layer, tensor) if tensor in known and tensor != "weight" else None
 
 
 def is_unused(codes: StoredCodes, name: str) -> bool:
     """Whether a tensor is one that may be there and is not read, such as scales of activations."""
-    return name.rpartition(".")[2] in LAYOUTS[codes.layout].unused
+    layout = LAYOUTS[codes.layout]
+    return layout.split(name)[1] in layout.unused
 
 
 class StoredLayers:
@@ -56,10 +65,10 @@ class StoredLayers:
         naming the tensor, for a layer that lacks one or has it in another shape or element type than the codes want,
         and for one that the configuration leaves out."""
         self.layout, self._headers, self._names = layout, headers, names
-        parts = [name.rpartition(".") for name in names]
+        parts = [layout.split(name) for name in names]
         self._layers = {
             layer
-            for layer, _, tensor in parts
+            for layer, tensor in parts
             if tensor in layout.tensors and (tensor != "weight" or self._is_coded(layer))
         }
         self._sizes: dict[str, tuple[int, int]] = {}
@@ -97,7 +106,9 @@ class StoredLayers:
         except BadCodes as error:
             raise self.refusal(layer, error) from None
         found = self._headers.shape(self._names[f"{layer}.{main}"])
-        if found != expected:
+        if found != expected or (self.layout.main_is_flat and self._sizes[layer] != (out, inputs)):
+            found = self._sizes[layer] if self.layout.main_is_flat else found
+            expected = (out, inputs) if self.layout.main_is_flat else expected
             why = (
                 f"config.json wants {list(expected)} for {out} outputs and {inputs} inputs, stored is"
                 f" {list(found)}"
@@ -144,7 +155,17 @@ class StoredLayers:
         return found
 
     def _of_layer(self, layer: str) -> Layout:
-        return self.layout.of_layer(self._names[f"{layer}.{self.layout.main}"])
+        main = self._names[f"{layer}.{self.layout.main}"]
+        return self.layout.of_layer(main, lambda tensor: self._beside(layer, tensor))
+
+    def _beside(self, layer: str, tensor: str) -> bytes | None:
+        stored = self._names.get(f"{layer}.{tensor}")
+        if stored is None:
+            return None
+        kind, shape = self._headers.dtype(stored), self._headers.shape(stored)
+        if kind != "U8" or math.prod(shape) > _MOST_BESIDE:
+            raise BadCodes(tensor, f"it is {kind} {list(shape)} and has to be a few bytes (U8)")
+        return self._headers.whole_numbers(stored).astype(np.uint8).tobytes()
 
     def _is_coded(self, layer: str) -> bool:
         """Whether what is called a weight is in one of the element types that codes have."""

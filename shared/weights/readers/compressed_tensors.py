@@ -1,6 +1,5 @@
 """The codes of compressed-tensors."""
 
-import torch
 from torch import Tensor
 
 from shared.weights.layouts.compressed_tensors import BytesLayout, CompressedLayout, PackedLayout
@@ -12,6 +11,7 @@ from shared.weights.readers.layout import (
     apart,
     as_bytes,
     together,
+    unsigned,
     whole_order,
 )
 
@@ -54,7 +54,7 @@ class IntQuantized(BytesLayout):
     def read(self, tensors: Tensors, inputs: int, rows: slice) -> QuantizedWeight:
         """See `Reader.read`."""
         scales = _scales(self, tensors, rows)
-        codes = _unsigned(tensors.part("weight", rows, ALL))
+        codes = unsigned(tensors.part("weight", rows, ALL))
         zeros = None
         if tensors.has("weight_zero_point"):
             zeros = self._zeros(tensors, rows)
@@ -70,7 +70,7 @@ class IntQuantized(BytesLayout):
             if bool((stored != 0).any()):
                 raise BadCodes("weight_zero_point", "it is not zero, and symmetric is true")
             return None
-        return _unsigned(stored)
+        return unsigned(stored)
 
 
 def _scales(layout: CompressedLayout, tensors: Tensors, rows: slice) -> Tensor:
@@ -78,8 +78,3 @@ def _scales(layout: CompressedLayout, tensors: Tensors, rows: slice) -> Tensor:
     if layout.codes.one_scale:
         return tensors.whole("weight_scale").expand(rows.stop - rows.start, 1).contiguous()
     return tensors.part("weight_scale", rows, ALL).contiguous()
-
-
-def _unsigned(values: Tensor) -> Tensor:
-    """uint8 of int8, each 128 more."""
-    return values.contiguous().view(torch.uint8) ^ 128

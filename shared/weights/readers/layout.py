@@ -48,6 +48,11 @@ def as_bytes(words: Tensor) -> Tensor:
     return words.contiguous().view(torch.uint8)
 
 
+def unsigned(values: Tensor) -> Tensor:
+    """uint8 of int8, each 128 more."""
+    return values.contiguous().view(torch.uint8) ^ 128
+
+
 def apart(codes: Tensor, bits: int) -> Tensor:
     """One code a byte, of bytes whose lower half comes first."""
     return codes if bits == 8 else torch.stack((codes & 15, codes >> 4), -1).flatten(1)

@@ -128,6 +128,42 @@ def test_codes_of_which_nothing_is_said_are_refused_before_anything_is_loaded(
     require_servable(folder, **check)
 
 
+def of_auto_round(packing: str, **changes: Any) -> dict[str, Any]:
+    told = {"quant_method": "auto-round", "packing_format": f"auto_round:{packing}"}
+    return told | {"bits": 4, "group_size": 32, "sym": False, "data_type": "int"} | changes
+
+
+@pytest.mark.parametrize(
+    ("how", "packing"), [(WAYS[0], "auto_awq"), (WAYS[2], "auto_gptq")], ids=["awq", "gptq"]
+)
+def test_auto_round_has_the_layers_of_others(tmp_path: Path, how: Coded, packing: str) -> None:
+    dense = make_checkpoint(tmp_path / "dense", "llama")
+    layers = write_coded(tmp_path / "coded", dense, how)
+    path = tmp_path / "coded" / "config.json"
+    config = json.loads(path.read_text())
+
+    def told(**changes: Any) -> Checkpoint:
+        config["quantization_config"] = of_auto_round(packing, **changes)
+        path.write_text(json.dumps(config))
+        return require_servable(tmp_path / "coded", parts=Parts.WEIGHTS, device="cpu")
+
+    alike = {LAYER: {"bits": 4, "group_size": 32}}
+    weights = Llama._weights(told(extra_config=alike))
+    for name, layer in layers.items():
+        weight = weights.take_linear(name.removeprefix("model."), *layer.codes.shape)
+        assert weight.is_coded and torch.equal(weight.dense(torch.float64), layer.dense())
+    for changes, said in (
+        ({"extra_config": {LAYER: {"bits": 8}}}, f"extra_config says of {LAYER} something else"),
+        ({"extra_config": {LAYER: {"bits": 16}}}, r"k_proj\.qweight .* says that it is not quant"),
+        ({"packing_format": "auto_round:llm_compressor"}, "packing_format is 'auto_round:llm_c"),
+        ({"bits": 2}, "bits is 2"),
+        ({"act_bits": 8}, "act_bits is 8"),
+        ({"data_type": "mx_fp"}, "data_type is 'mx_fp'"),
+    ):
+        with pytest.raises(InvalidRequest, match=said):
+            told(**changes)
+
+
 def removed(part: str) -> Callable[[dict[str, Tensor]], None]:
     def change(tensors: dict[str, Tensor]) -> None:
         del tensors[f"{LAYER}.{part}"]

@@ -18,8 +18,8 @@ _LAYERS = re.compile(r"(model\.layers\.\d+\.\w+\.\w+_proj)\.weight")
 
 @dataclass(frozen=True)
 class Float8:
-    """`method`: "fp8" or "compressed-tensors"; `block`: outputs and inputs of a scale, None: one for each output, or
-    with `one_scale` for all; `scalar`: that has no dimension."""
+    """`method`: "fp8", "fbgemm_fp8" or "compressed-tensors"; `block`: outputs and inputs of a scale, None: one for
+    each output, or with `one_scale` for all; `scalar`: that has no dimension."""
 
     method: str = "fp8"
     block: tuple[int, int] | None = (16, 48)
@@ -32,6 +32,8 @@ class Float8:
         if self.method == "fp8":
             size = {} if self.block is None else {"weight_block_size": list(self.block)}
             return {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", **size}
+        if self.method == "fbgemm_fp8":
+            return {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}
         weights = {
             "num_bits": 8,
             "type": "float",
