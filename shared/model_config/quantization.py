@@ -27,9 +27,12 @@ from shared.text.cutting import cut
 GGUF, AWQ, GPTQ, PACKED, BYTES = "gguf", "awq", "gptq", "pack-quantized", "int-quantized"
 ASCEND = "ascend"
 FLOAT8 = "float-quantized"
+NVFP4, MXFP4 = "nvfp4-pack-quantized", "mxfp4-pack-quantized"
 BNB4, BNB8 = "bitsandbytes-4bit", "bitsandbytes-8bit"
 _COMPRESSED = "compressed-tensors"
 _KEYS = ("quantization_config", "compression_config")
+# How scales are shared in these, and by how many inputs.
+_FLOAT4 = {NVFP4: ("tensor_group", 16), MXFP4: ("group", 32)}
 _FP8, _FBGEMM = "fp8", "fbgemm_fp8"
 _BNB = "bitsandbytes"
 _AUTO_ROUND = "auto-round"
@@ -265,10 +268,14 @@ def _fbgemm(fields: _Fields) -> StoredCodes:
 def _auto_round(fields: _Fields) -> StoredCodes:
     """AutoRound's own format, whose layers are those of AutoGPTQ or of AutoAWQ."""
     packing = fields.one_of(
-        "packing_format", ("auto_round:auto_gptq", "auto_round:auto_awq"), "backend"
+        "packing_format",
+        ("auto_round:auto_gptq", "auto_round:auto_awq", "auto_round:llm_compressor"),
+        "backend",
     )
-    fields.one_of("data_type", ("int",), default="int")
-    fields.one_of("act_bits", (16, 32), default=16)
+    compressed = packing == "auto_round:llm_compressor"  # then in the layout of that tool
+    fields.one_of("data_type", ("mx_fp",) if compressed else ("int",), default="int")
+    if not compressed:
+        fields.one_of("act_bits", (16, 32), default=16)
     layers = fields.inner("extra_config").values if fields.values.get("extra_config") else {}
     left_out = []
     for name, said in layers.items():
@@ -282,6 +289,9 @@ def _auto_round(fields: _Fields) -> StoredCodes:
                 " supported, or 16 bits for those that are not quantized"
             )
     symmetric, group, names = fields.flag("sym", True), fields.group("group_size"), tuple(left_out)
+    if compressed:
+        fields.one_of("group_size", (_FLOAT4[MXFP4][1],))
+        return StoredCodes(MXFP4, fields.one_of("bits", (4,)), group, True, left_out=names)
     if packing == "auto_round:auto_awq":
         bits = fields.one_of("bits", (4,))
         return StoredCodes(AWQ, bits, group, symmetric=False, left_out=names)
@@ -301,7 +311,7 @@ def _bitsandbytes(fields: _Fields) -> StoredCodes:
 
 
 def _compressed(fields: _Fields) -> StoredCodes:
-    layout = fields.one_of("format", (PACKED, BYTES, FLOAT8))
+    layout = fields.one_of("format", (PACKED, BYTES, FLOAT8, *_FLOAT4))
     fields.one_of("quantization_status", ("compressed", "frozen"), default="compressed")
     fields.refuse("kv_cache_scheme", "transform_config")
     sparsity = fields.values.get("sparsity_config")
@@ -322,6 +332,8 @@ def _scheme(group: _Fields, layout: str) -> StoredCodes:
     group.one_of("format", (layout,), default=layout)
     if layout == FLOAT8:
         return _float_scheme(weights)
+    if layout in _FLOAT4:
+        return _float4_scheme(weights, layout)
     weights.one_of("type", ("int",), default="int")
     bits = weights.one_of("num_bits", (4, 8) if layout == PACKED else (8,))
     known = ("channel", "group") if layout == PACKED else ("tensor", "channel", "group")
@@ -358,6 +370,16 @@ def _float_scheme(weights: _Fields) -> StoredCodes:
     strategy = weights.one_of("strategy", ("tensor", "channel", "block"), default="tensor")
     block = weights.block("block_structure") if strategy == "block" else None
     return StoredCodes(FLOAT8, 8, 0, symmetric=True, one_scale=strategy == "tensor", block=block)
+
+
+def _float4_scheme(weights: _Fields, layout: str) -> StoredCodes:
+    strategy, size = _FLOAT4[layout]
+    weights.one_of("type", ("float",))
+    weights.one_of("num_bits", (4,))
+    weights.one_of("symmetric", (True,), default=True)
+    weights.one_of("strategy", (strategy,))
+    weights.one_of("group_size", (size,))
+    return StoredCodes(layout, 4, size, symmetric=True)
 
 
 _READERS: Mapping[str, Callable[[_Fields], StoredCodes]] = {

@@ -17,13 +17,15 @@ from shared.model_config.quantization import (
     BYTES,
     FLOAT8,
     GPTQ,
+    MXFP4,
+    NVFP4,
     PACKED,
     StoredCodes,
 )
 from shared.weights.layouts.ascend import AscendLayout
 from shared.weights.layouts.awq import AwqLayout
 from shared.weights.layouts.bitsandbytes import Bnb4Layout, Bnb8Layout
-from shared.weights.layouts.compressed_tensors import BytesLayout, PackedLayout
+from shared.weights.layouts.compressed_tensors import BytesLayout, Float4Layout, PackedLayout
 from shared.weights.layouts.float8 import Float8Layout
 from shared.weights.layouts.gptq import GptqLayout
 from shared.weights.layouts.layout import BadCodes, Layout, Stored
@@ -33,6 +35,8 @@ LAYOUTS: Mapping[str, type[Layout]] = {
     GPTQ: GptqLayout,
     PACKED: PackedLayout,
     BYTES: BytesLayout,
+    NVFP4: Float4Layout,
+    MXFP4: Float4Layout,
     BNB4: Bnb4Layout,
     BNB8: Bnb8Layout,
     FLOAT8: Float8Layout,

@@ -1,12 +1,20 @@
 """The codes of compressed-tensors."""
 
+import torch
 from torch import Tensor
 
-from shared.weights.layouts.compressed_tensors import BytesLayout, CompressedLayout, PackedLayout
-from shared.weights.layouts.layout import BadCodes
+from shared.model_config.quantization import MXFP4
+from shared.weights.layouts.compressed_tensors import (
+    BytesLayout,
+    CompressedLayout,
+    Float4Layout,
+    PackedLayout,
+)
+from shared.weights.layouts.layout import NOT_FINITE, BadCodes
 from shared.weights.quantized_weight import QuantizedWeight
 from shared.weights.readers.layout import (
     ALL,
+    FLOAT4,
     Tensors,
     apart,
     as_bytes,
@@ -14,6 +22,8 @@ from shared.weights.readers.layout import (
     unsigned,
     whole_order,
 )
+
+_NO_NUMBER = 255  # among exponents
 
 
 class PackQuantized(PackedLayout):
@@ -46,6 +56,22 @@ class PackQuantized(PackedLayout):
         if bool((zeros != 2 ** (self.codes.bits - 1)).any()):
             raise BadCodes("weight_zero_point", "it is not zero, and symmetric is true")
         return None
+
+
+class Float4(Float4Layout):
+    """See `Reader`. Codes are places in a table of twice their numbers, which is exact."""
+
+    def read(self, tensors: Tensors, inputs: int, rows: slice) -> QuantizedWeight:
+        """See `Reader.read`."""
+        codes = tensors.part("weight_packed", rows, ALL).contiguous()
+        stored = tensors.part("weight_scale", rows, ALL)
+        if self.codes.layout == MXFP4:
+            if bool((stored == _NO_NUMBER).any()):
+                raise BadCodes("weight_scale", NOT_FINITE)
+            scales = torch.ldexp(torch.ones(stored.shape), stored.int() - 128).bfloat16()
+        else:
+            scales = stored.float() / tensors.whole("weight_global_scale").reshape(1, 1) * 0.5
+        return QuantizedWeight(codes, scales, 4, self.codes.group, codebook=FLOAT4)
 
 
 class IntQuantized(BytesLayout):

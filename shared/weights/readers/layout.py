@@ -9,6 +9,8 @@ from shared.weights.layouts.layout import BadCodes, Layout
 from shared.weights.quantized_weight import QuantizedWeight
 
 ALL = slice(None)
+# Twice what numbers of 4 bits (e2m1) are, by their codes.
+FLOAT4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
 class Tensors(Protocol):

@@ -91,7 +91,7 @@ def test_a_decoder_of_codes_says_what_their_numbers_say(tmp_path: Path, how: Cod
         (WAYS[2], {"group_size": None}, "group_size is None"),
         (WAYS[2], {"checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'"),
         (WAYS[2], {"dynamic": {"+:q": {"bits": 8}}}, "dynamic is not supported"),
-        (WAYS[7], {"format": "nvfp4-pack-quantized"}, "format is 'nvfp4-pack-quantized'"),
+        (WAYS[7], {"format": "marlin-24"}, "format is 'marlin-24'"),
         (WAYS[7], {"format": "float-quantized"}, "weights.type is 'int' and may be float"),
         (WAYS[7], {"kv_cache_scheme": {"num_bits": 8}}, "kv_cache_scheme is not supported"),
         (WAYS[7], {"config_groups": {}}, "config_groups is empty"),
@@ -128,6 +128,19 @@ def test_codes_of_which_nothing_is_said_are_refused_before_anything_is_loaded(
     require_servable(folder, **check)
 
 
+def test_codes_of_quanto_are_refused_by_its_name(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, "llama")
+    tensors = load_file(folder / "model.safetensors")
+    tensors[f"{LAYER}.weight._data"] = tensors.pop(f"{LAYER}.weight").to(torch.int8)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    check: dict[str, Any] = {"parts": Parts.WEIGHTS, "device": "cpu"}
+    with pytest.raises(InvalidRequest, match=r"k_proj\.weight\._data is of a quantized layer"):
+        require_servable(folder, **check)
+    (folder / "quanto_qmap.json").write_text("{}")
+    with pytest.raises(InvalidRequest, match="by quanto_qmap.json it is optimum-quanto's, which"):
+        require_servable(folder, **check)
+
+
 def of_auto_round(packing: str, **changes: Any) -> dict[str, Any]:
     told = {"quant_method": "auto-round", "packing_format": f"auto_round:{packing}"}
     return told | {"bits": 4, "group_size": 32, "sym": False, "data_type": "int"} | changes
@@ -155,7 +168,7 @@ def test_auto_round_has_the_layers_of_others(tmp_path: Path, how: Coded, packing
     for changes, said in (
         ({"extra_config": {LAYER: {"bits": 8}}}, f"extra_config says of {LAYER} something else"),
         ({"extra_config": {LAYER: {"bits": 16}}}, r"k_proj\.qweight .* says that it is not quant"),
-        ({"packing_format": "auto_round:llm_compressor"}, "packing_format is 'auto_round:llm_c"),
+        ({"packing_format": "auto_round:exllamav2"}, "packing_format is 'auto_round:exll"),
         ({"bits": 2}, "bits is 2"),
         ({"act_bits": 8}, "act_bits is 8"),
         ({"data_type": "mx_fp"}, "data_type is 'mx_fp'"),

@@ -2,17 +2,15 @@
 are in float32."""
 
 import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.support.checkpoints.coded import LAYERS, edit_quantization
+from tests.support.checkpoints.coded import write_layers
 
 # As a file has them (`weight.quant_map`).
 TABLES = {
@@ -50,7 +48,7 @@ class BitsAndBytes:
             "llm_int8_skip_modules": None,
         }
 
-    def stored(self, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    def stored(self, weight: Tensor, seed: int) -> tuple[dict[str, Tensor], Tensor]:
         """By the last part of the name, and the numbers in float32."""
         if self.kind == "int8":
             largest = weight.abs().amax(1)
@@ -92,17 +90,5 @@ class BitsAndBytes:
 
 
 def write_bitsandbytes(folder: Path, dense: Path, how: BitsAndBytes) -> Mapping[str, Tensor]:
-    """`folder`: the checkpoint `dense` with its linear layers as codes; in `dense` they are what these mean then. Gives
-    those by name."""
-    shutil.copytree(dense, folder)
-    tensors = load_file(dense / "model.safetensors")
-    coded, numbers = dict(tensors), {}
-    for name in sorted(tensors):
-        if (found := LAYERS.fullmatch(name)) and tensors[name].ndim == 2:
-            parts, tensors[name] = how.stored(tensors[name].float())
-            numbers[found[1]] = tensors[name]
-            coded |= {f"{found[1]}.{part}": value for part, value in parts.items()}
-    save_file(tensors, dense / "model.safetensors", {"format": "pt"})
-    save_file(coded, folder / "model.safetensors", {"format": "pt"})
-    edit_quantization(folder, **how.config())
-    return numbers
+    """See `write_layers`."""
+    return write_layers(folder, dense, how.stored, how.config())

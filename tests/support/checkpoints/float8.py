@@ -1,19 +1,14 @@
 """Checkpoints whose linear layers are numbers of 8 bits with scales, beside what they are in float32."""
 
-import re
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.support.checkpoints.coded import edit_quantization
-
-_LAYERS = re.compile(r"(model\.layers\.\d+\.\w+\.\w+_proj)\.weight")
+from tests.support.checkpoints.coded import write_layers
 
 
 @dataclass(frozen=True)
@@ -65,17 +60,5 @@ class Float8:
 
 
 def write_float8(folder: Path, dense: Path, how: Float8) -> Mapping[str, Tensor]:
-    """`folder`: the checkpoint `dense` with its linear layers in 8 bits; in `dense` they are what these mean then.
-    Gives those by name."""
-    shutil.copytree(dense, folder)
-    tensors = load_file(dense / "model.safetensors")
-    coded, numbers = dict(tensors), {}
-    for seed, name in enumerate(sorted(tensors)):
-        if found := _LAYERS.fullmatch(name):
-            parts, tensors[name] = how.stored(tensors[name], seed)
-            numbers[found[1]] = tensors[name]
-            coded |= {f"{found[1]}.{part}": value for part, value in parts.items()}
-    save_file(tensors, dense / "model.safetensors", {"format": "pt"})
-    save_file(coded, folder / "model.safetensors", {"format": "pt"})
-    edit_quantization(folder, **how.config())
-    return numbers
+    """See `write_layers`."""
+    return write_layers(folder, dense, how.stored, how.config())
