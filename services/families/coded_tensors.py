@@ -170,6 +170,7 @@ def _refuse_encoder(checkpoint: Checkpoint, layout: Layout, headers: HeaderFiles
         if foreign.fullmatch(name) and headers.dtype(name) in layout.main_dtypes:
             raise InvalidRequest(
                 "UNSUPPORTED_WEIGHTS",
-                f"{checkpoint.folder}: {name} is quantized, and encoders are read as numbers alone",
+                f"{checkpoint.folder}: {name} is quantized, and encoders are read as numbers alone: quantize the"
+                " language model alone, or serve the model in float32, float16 or bfloat16",
                 field="model",
             )

@@ -1,6 +1,8 @@
 """compressed-tensors: codes of 4 or 8 bits in words along inputs ("pack-quantized"), of 8 bits ("int-quantized"), and
 numbers of 4 bits ("nvfp4-pack-quantized", "mxfp4-pack-quantized")."""
 
+from typing import ClassVar
+
 from shared.model_config.quantization import MXFP4
 from shared.weights.layouts.layout import INDEX, SCALES, WORDS, BadCodes, Layout, Shape, Stored
 
@@ -10,7 +12,7 @@ OF_ACTIVATIONS = ("input_scale", "input_zero_point", "output_scale", "output_zer
 class CompressedLayout(Layout):
     """What all have."""
 
-    unused = OF_ACTIVATIONS
+    unused: ClassVar[tuple[str, ...]] = OF_ACTIVATIONS
 
     def scale(self, out: int, inputs: int) -> dict[str, Stored]:
         """`weight_scale`."""
