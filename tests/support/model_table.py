@@ -61,12 +61,14 @@ was read once: each weight is the number that the tool itself reads.
 | `gptq` | 4 and 8 bits, `checkpoint_format` gptq (zero points stored less one) and gptq_v2, `desc_act` with `g_idx` | \
 2 and 3 bits, Marlin's layout, `dynamic`, other zero points than the middle where `sym` is true |
 | `auto-round` | 4 and 8 bits with `packing_format` auto_round:auto_gptq, 4 with auto_round:auto_awq, \
-mxfp4 with auto_round:llm_compressor | layers with bits or groups of their own (`extra_config`), unless these have 16; other formats |
+mxfp4 with auto_round:llm_compressor | \
+layers with bits or groups of their own (`extra_config`), unless these have 16; other formats |
 | `bitsandbytes` | 4 bits (nf4, fp4, with `bnb_4bit_use_double_quant` too), where blocks divide the inputs; \
 8 bits (LLM.int8) | `bnb_4bit_quant_storage` other than uint8 |
 | `compressed-tensors` | `pack-quantized` of 4 and 8 bits, by group or channel, with zero points and `weight_g_idx`; \
 `int-quantized` of 8 bits, by tensor, channel or group; `float-quantized` (e4m3), \
-by tensor, channel or block; `nvfp4-pack-quantized` and `mxfp4-pack-quantized` | several schemes, sparsity, transforms, a quantized cache |
+by tensor, channel or block; `nvfp4-pack-quantized` and \
+`mxfp4-pack-quantized` | several schemes, sparsity, transforms, a quantized cache |
 | `fp8` | e4m3, with `weight_block_size` (`weight_scale_inv`, as DeepSeek and Qwen3-FP8 have it) or \
 a `weight_scale` of the whole layer, `modules_to_not_convert` | e5m2, scales in 8 bits |
 | `fbgemm_fp8` | e4m3 with a scale for each output, `modules_to_not_convert` | |
@@ -88,9 +90,9 @@ stored times its scale, in the model's type: they take the memory of that, unles
 
 Kernels want whole numbers of a byte, and those that codes of bitsandbytes' 4 bits stand for are none. They are rounded
 once, together with their scale: nf4 is off by at most 0.4 % of a block's largest number, fp4 by 0.3 % in its two
-smallest. The divergence below of the text model is the same with numbers (0.0286 for nf4, 0.055 for fp4) and with codes
-(0.0287, 0.054). `--quantization none` computes with the numbers themselves. LLM.int8 keeps some inputs in 16 bits while it
-multiplies; here all have 14.
+smallest. The divergence of the text model (below) is the same with numbers (nf4 0.0286, fp4 0.055) and with codes
+(0.0287, 0.054). `--quantization none` computes with the numbers themselves. LLM.int8 keeps some inputs in 16 bits
+while it multiplies; here all have 14.
 
 Several ranks divide the inputs of the output layers of attention and MLP. A cut inside of a group makes groups of a
 half, a quarter and so on, down to 16 inputs, of the same scale; where an order (`g_idx`) scatters a rank's inputs
@@ -105,9 +107,10 @@ A file is served as it is, `tessera serve model.gguf`, or a folder that holds on
 ([operations.md](operations.md#gguf-files)):
 of the architectures `llama` (Mistral's too), `qwen2` and `qwen3`, without experts; others, files in several parts and
 vision projectors are refused by name. The language model of a LLaVA is such a file, and answers to text. A window that
-attention has, as in the first Mistral 7B, is not in the file: as in llama.cpp all tokens are attended to. Which numbers codes stand
-for is compared with the library `gguf` in the tests, logits with those that `transformers` computes of its numbers.
-Files that llama.cpp's converter made of small random models gave the logits of these. No released file was loaded.
+attention has, as in the first Mistral 7B, is not in the file: as in llama.cpp all tokens are attended to. Which numbers
+codes stand for is compared with the library `gguf` in the tests, logits with those that `transformers` computes of its
+numbers. Files that llama.cpp's converter made of small random models gave the logits of these. No released file was
+loaded.
 
 | types | how they are read | bits of a weight on the CPU, scales included |
 | --- | --- | --- |
