@@ -87,6 +87,13 @@ def test_a_decoder_computes_with_them(tmp_path: Path, how: BitsAndBytes, family:
     assert 0 < (coded - expected).abs().max() < 2 * TOLERANCE[8]
 
 
+def test_codes_count_as_the_numbers_that_they_are(tmp_path: Path) -> None:
+    """Which decides about the element type, and about how many threads compute."""
+    written(tmp_path, WAYS[0])
+    numbers, codes = (Checkpoint(tmp_path / name).num_parameters for name in ("dense", "coded"))
+    assert numbers < codes < 1.05 * numbers  # scales are numbers too
+
+
 def test_an_older_configuration_does_not_name_the_method(tmp_path: Path) -> None:
     written(tmp_path, WAYS[0])
     path = tmp_path / "coded" / "config.json"
