@@ -112,6 +112,11 @@ class _Bnb4Layer(Bnb4Layout):
         """See `Layout.sizes`."""
         return self._state.out, self._state.inputs
 
+    @property
+    def group(self) -> int:
+        """See `Layout.group`."""
+        return self._state.block
+
     def required(self, out: int, inputs: int) -> dict[str, Stored]:
         """See `Layout.required`."""
         state = self._state

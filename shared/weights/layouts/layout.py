@@ -89,6 +89,11 @@ class Layout(ABC):
         return inputs // group if group else 1
 
     @property
+    def group(self) -> int:
+        """Inputs that share a scale; 0 for all of an output's."""
+        return self.codes.group
+
+    @property
     def per_word(self) -> int:
         """Codes of a word."""
         return 32 // self.codes.bits

@@ -102,6 +102,10 @@ class StoredLayers:
         """Outputs and inputs."""
         return self._sizes[layer]
 
+    def group(self, layer: str) -> int:
+        """Inputs that share a scale; 0 for all of an output's."""
+        return self._of_layer(layer).group
+
     def require_sizes(self, layer: str, out: int, inputs: int) -> None:
         """Raises InvalidRequest, with the tensor's name, for other sizes than are stored."""
         main = self.layout.main
