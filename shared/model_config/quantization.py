@@ -4,7 +4,7 @@ Fields: AutoAWQ (https://github.com/casper-hansen/AutoAWQ), AutoGPTQ and GPTQMod
 (https://github.com/ModelCloud/GPTQModel), compressed-tensors (https://github.com/vllm-project/compressed-tensors),
 "fp8" as DeepSeek-V3 and Qwen3-FP8 have it, and "fbgemm_fp8" (FineGrainedFP8Config and FbgemmFp8Config of
 https://github.com/huggingface/transformers), bitsandbytes (https://github.com/bitsandbytes-foundation/bitsandbytes),
-AutoRound (https://github.com/intel/auto-round).
+AutoRound (https://github.com/intel/auto-round), Model Optimizer (https://github.com/NVIDIA/Model-Optimizer).
 """
 
 from collections.abc import Callable, Mapping
@@ -28,6 +28,7 @@ GGUF, AWQ, GPTQ, PACKED, BYTES = "gguf", "awq", "gptq", "pack-quantized", "int-q
 ASCEND = "ascend"
 FLOAT8 = "float-quantized"
 NVFP4, MXFP4 = "nvfp4-pack-quantized", "mxfp4-pack-quantized"
+MODELOPT4 = "modelopt-nvfp4"
 BNB4, BNB8 = "bitsandbytes-4bit", "bitsandbytes-8bit"
 _COMPRESSED = "compressed-tensors"
 _KEYS = ("quantization_config", "compression_config")
@@ -36,6 +37,7 @@ _FLOAT4 = {NVFP4: ("tensor_group", 16), MXFP4: ("group", 32)}
 _FP8, _FBGEMM = "fp8", "fbgemm_fp8"
 _BNB = "bitsandbytes"
 _AUTO_ROUND = "auto-round"
+_MODELOPT = "modelopt"
 
 
 @dataclass(frozen=True)
@@ -299,6 +301,18 @@ def _auto_round(fields: _Fields) -> StoredCodes:
     return StoredCodes(GPTQ, bits, group, symmetric, zero_shift=1, left_out=names)
 
 
+def _modelopt(fields: _Fields) -> StoredCodes:
+    """Scales of activations and of a cache, which may be there, are for those who make codes of these."""
+    if fields.values.get("quantization"):  # as hf_quant_config.json has it
+        fields = fields.inner("quantization")
+    left_out = (*fields.names("ignore"), *fields.names("exclude_modules"))
+    if fields.one_of("quant_algo", ("FP8", "NVFP4")) == "FP8":
+        return StoredCodes(FLOAT8, 8, 0, symmetric=True, one_scale=True, left_out=left_out)
+    size = _FLOAT4[NVFP4][1]
+    fields.one_of("group_size", (size,), default=size)
+    return StoredCodes(MODELOPT4, 4, size, symmetric=True, left_out=left_out)
+
+
 def _bitsandbytes(fields: _Fields) -> StoredCodes:
     left_out = fields.names("llm_int8_skip_modules")
     if fields.flag("load_in_8bit", False):
@@ -389,5 +403,6 @@ _READERS: Mapping[str, Callable[[_Fields], StoredCodes]] = {
     _BNB: _bitsandbytes,
     _FP8: _fp8,
     _FBGEMM: _fbgemm,
+    _MODELOPT: _modelopt,
     _COMPRESSED: _compressed,
 }

@@ -16,6 +16,7 @@ from shared.model_config.quantization import (
     BYTES,
     FLOAT8,
     GPTQ,
+    MODELOPT4,
     MXFP4,
     NVFP4,
     PACKED,
@@ -33,11 +34,18 @@ from shared.weights.quantized_weight import QuantizedWeight
 from shared.weights.readers.ascend import Ascend
 from shared.weights.readers.awq import Awq
 from shared.weights.readers.bitsandbytes import Bnb4, Bnb8
-from shared.weights.readers.compressed_tensors import Float4, IntQuantized, PackQuantized
+from shared.weights.readers.compressed_tensors import (
+    Float4,
+    IntQuantized,
+    ModeloptFloat4,
+    PackQuantized,
+)
 from shared.weights.readers.float8 import Float8
 from shared.weights.readers.gptq import Gptq
 
-_Codes: TypeAlias = Awq | Gptq | PackQuantized | IntQuantized | Float4 | Ascend | Bnb4 | Bnb8
+_Codes: TypeAlias = (
+    Awq | Gptq | PackQuantized | IntQuantized | Float4 | ModeloptFloat4 | Ascend | Bnb4 | Bnb8
+)
 _READERS: Mapping[str, type[_Codes | Float8]] = {
     AWQ: Awq,
     GPTQ: Gptq,
@@ -45,6 +53,7 @@ _READERS: Mapping[str, type[_Codes | Float8]] = {
     BYTES: IntQuantized,
     NVFP4: Float4,
     MXFP4: Float4,
+    MODELOPT4: ModeloptFloat4,
     BNB4: Bnb4,
     BNB8: Bnb8,
     FLOAT8: Float8,

@@ -52,8 +52,8 @@ are numbers. `quantization_config` of config.json is checked before anything sta
 headers of the safetensors, and by the small ones among them that say groups and zero points. What is not read is
 refused by the name of the field or tensor. Codes, scales and zero points are taken over exactly. The tests have
 packers of their own, for the decoders of all text families that are ours; no released weights were loaded. What
-AutoRound 0.15, bitsandbytes 0.50, compressed-tensors with llm-compressor, and GPTQModel 7.6 made of small random models
-was read once: each weight is the number that the tool itself reads.
+AutoRound 0.15, bitsandbytes 0.50, llm-compressor 0.14 with compressed-tensors, GPTQModel 7.6 and Model Optimizer 0.47
+made of small random models was read once: each weight is the number that the tool itself reads.
 
 | `quant_method` | read | refused |
 | --- | --- | --- |
@@ -78,7 +78,9 @@ layers of W8A8, W8A8_DYNAMIC, W8A16 and W4A8_DYNAMIC (both by channel or group; 
 `version` is 1.0.0, else one) and FLOAT | \
 W4A8 with offsets, W4A4 and other kinds of 4 bits, sparse kinds, quantized caches, \
 norms that were moved (`module.weight`, biases of norms) |
-| any other: `hqq`, `modelopt`, `torchao`, quanto's files and so on |  | all |
+| `modelopt` (or the content of hf_quant_config.json with that name in config.json) | `quant_algo` FP8, with a scale \\
+of the whole layer, and NVFP4 | others, such as W4A16_AWQ (`pre_quant_scale`) |
+| any other: `hqq`, `torchao`, quanto's files and so on |  | all |
 
 Groups have to divide the inputs. Layers that are computed as one, such as queries, keys and values, get one form where
 they are quantized in different ways, which says the numbers of all; their inputs have to be in one order. On the

@@ -6,6 +6,7 @@ from typing import ClassVar
 from shared.model_config.quantization import MXFP4
 from shared.weights.layouts.layout import INDEX, SCALES, WORDS, BadCodes, Layout, Shape, Stored
 
+OF_CACHE = ("k_scale", "v_scale")
 OF_ACTIVATIONS = ("input_scale", "input_zero_point", "output_scale", "output_zero_point")
 
 
@@ -86,6 +87,25 @@ class Float4Layout(CompressedLayout):
             return found | {"weight_scale": Stored(("U8",), shape)}
         scales = {"weight_scale": Stored(("F8_E4M3",), shape)}
         return found | scales | {"weight_global_scale": Stored(("F32",), (1,), ())}
+
+
+class ModeloptFloat4Layout(Float4Layout):
+    """ "nvfp4" as Model Optimizer has it: `weight` is what `weight_packed` is, and `weight_scale_2` float32 what scales
+    are multiplied by."""
+
+    main = "weight"
+    tensors = ("weight", "weight_scale", "weight_scale_2")
+    unused = (*OF_ACTIVATIONS, *OF_CACHE)
+
+    def required(self, out: int, inputs: int) -> dict[str, Stored]:
+        """See `Layout.required`."""
+        if inputs % 2:
+            raise BadCodes("weight", f"{inputs} inputs are odd")
+        return {
+            "weight": Stored(self.main_dtypes, (out, inputs // 2)),
+            "weight_scale": Stored(("F8_E4M3",), (out, self.groups(inputs))),
+            "weight_scale_2": Stored(("F32",), (), (1,)),
+        }
 
 
 class BytesLayout(CompressedLayout):

@@ -17,6 +17,7 @@ from shared.model_config.quantization import (
     BYTES,
     FLOAT8,
     GPTQ,
+    MODELOPT4,
     MXFP4,
     NVFP4,
     PACKED,
@@ -25,7 +26,12 @@ from shared.model_config.quantization import (
 from shared.weights.layouts.ascend import AscendLayout
 from shared.weights.layouts.awq import AwqLayout
 from shared.weights.layouts.bitsandbytes import Bnb4Layout, Bnb8Layout
-from shared.weights.layouts.compressed_tensors import BytesLayout, Float4Layout, PackedLayout
+from shared.weights.layouts.compressed_tensors import (
+    BytesLayout,
+    Float4Layout,
+    ModeloptFloat4Layout,
+    PackedLayout,
+)
 from shared.weights.layouts.float8 import Float8Layout
 from shared.weights.layouts.gptq import GptqLayout
 from shared.weights.layouts.layout import BadCodes, Layout, Stored
@@ -37,6 +43,7 @@ LAYOUTS: Mapping[str, type[Layout]] = {
     BYTES: BytesLayout,
     NVFP4: Float4Layout,
     MXFP4: Float4Layout,
+    MODELOPT4: ModeloptFloat4Layout,
     BNB4: Bnb4Layout,
     BNB8: Bnb8Layout,
     FLOAT8: Float8Layout,

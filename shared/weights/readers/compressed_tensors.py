@@ -8,6 +8,7 @@ from shared.weights.layouts.compressed_tensors import (
     BytesLayout,
     CompressedLayout,
     Float4Layout,
+    ModeloptFloat4Layout,
     PackedLayout,
 )
 from shared.weights.layouts.layout import NOT_FINITE, BadCodes
@@ -71,6 +72,17 @@ class Float4(Float4Layout):
             scales = torch.ldexp(torch.ones(stored.shape), stored.int() - 128).bfloat16()
         else:
             scales = stored.float() / tensors.whole("weight_global_scale").reshape(1, 1) * 0.5
+        return QuantizedWeight(codes, scales, 4, self.codes.group, codebook=FLOAT4)
+
+
+class ModeloptFloat4(ModeloptFloat4Layout):
+    """See `Reader`, and `Float4`."""
+
+    def read(self, tensors: Tensors, inputs: int, rows: slice) -> QuantizedWeight:
+        """See `Reader.read`."""
+        codes = tensors.part("weight", rows, ALL).contiguous()
+        stored = tensors.part("weight_scale", rows, ALL).float()
+        scales = stored * tensors.whole("weight_scale_2").reshape(1, 1) * 0.5
         return QuantizedWeight(codes, scales, 4, self.codes.group, codebook=FLOAT4)
 
 

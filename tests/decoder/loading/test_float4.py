@@ -1,6 +1,7 @@
 """Checkpoints of numbers of 4 bits: read as they are declared, or refused by the tensor's name."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,12 @@ from tests.support.checkpoints import make_checkpoint
 from tests.support.checkpoints.coded import edit_quantization
 from tests.support.checkpoints.float4 import Float4, write_float4
 
-WAYS = [Float4("nvfp4"), Float4("mxfp4"), Float4("mxfp4", "auto-round")]
+WAYS = [
+    Float4("nvfp4"),
+    Float4("mxfp4"),
+    Float4("mxfp4", "auto-round"),
+    Float4("nvfp4", "modelopt"),
+]
 LAYER = "model.layers.1.self_attn.k_proj"
 
 
@@ -87,6 +93,26 @@ def test_wrong_ones_are_refused_by_name_before_anything_is_started(
     groups = {"group_0": {**said_now, "weights": said_now["weights"] | weights}}
     edit_quantization(folder, config_groups=groups)
     with pytest.raises(InvalidRequest, match=said):
+        require_servable(folder, parts=Parts.WEIGHTS, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"quant_algo": "W4A16_AWQ"}, "quant_algo is 'W4A16_AWQ' and may be FP8 or NVFP4"),
+        ({"quantization": {"quant_algo": "W4A8_AWQ"}}, r"quantization\.quant_algo is 'W4A8_AWQ'"),
+        ({"quantization": {"quant_algo": "NVFP4", "exclude_modules": ["lm_head"]}}, ""),
+        ({"group_size": 32}, "group_size is 32 and may be 16"),
+        ({"ignore": [LAYER]}, r"k_proj\.weight .* says that it is not quantized"),
+    ],
+)
+def test_model_optimizer_is_read_as_it_is_declared(
+    tmp_path: Path, config: dict[str, Any], said: str
+) -> None:
+    folder = tmp_path / "coded"
+    write_float4(folder, make_checkpoint(tmp_path / "dense", "llama"), WAYS[3])
+    edit_quantization(folder, **config)
+    with pytest.raises(InvalidRequest, match=said) if said else nullcontext():
         require_servable(folder, parts=Parts.WEIGHTS, device="cpu")
 
 

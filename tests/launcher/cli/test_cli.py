@@ -258,13 +258,13 @@ def test_doctor_says_of_a_model_what_serve_says(
     [
         (
             "auto",
-            "of quantized checkpoints those of awq, gptq, auto-round, bitsandbytes, fp8, fbgemm_fp8 and"
-            " compressed-tensors are read",
+            "of quantized checkpoints those of awq, gptq, auto-round, bitsandbytes, fp8, fbgemm_fp8, modelopt"
+            " and compressed-tensors are read",
         ),
         (
             "native",
-            "of quantized checkpoints those of awq, gptq, auto-round, bitsandbytes, fp8, fbgemm_fp8 and"
-            " compressed-tensors are read",
+            "of quantized checkpoints those of awq, gptq, auto-round, bitsandbytes, fp8, fbgemm_fp8, modelopt"
+            " and compressed-tensors are read",
         ),
         ("transformers", "not supported where the code of transformers runs the layers"),
     ],

@@ -16,7 +16,8 @@ NUMBERS = torch.cat((_POSITIVE, -_POSITIVE))  # by their codes
 
 @dataclass(frozen=True)
 class Float4:
-    """`kind`: "nvfp4" or "mxfp4"; `method`: "compressed-tensors" or, for the latter, "auto-round"."""
+    """`kind`: "nvfp4" or "mxfp4"; `method`: "compressed-tensors", or "modelopt" for the former and
+    "auto-round" for the latter."""
 
     kind: str
     method: str = "compressed-tensors"
@@ -38,6 +39,8 @@ class Float4:
                 "act_bits": 4,
                 "sym": True,
             }
+        if self.method == "modelopt":
+            return {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]}
         weights = {
             "num_bits": 4,
             "type": "float",
@@ -69,6 +72,11 @@ class Float4:
         numbers = (NUMBERS[codes] * scales[..., None]).view_as(weight)
         bytes_ = codes.flatten(1).to(torch.uint8)
         packed = bytes_[:, ::2] | bytes_[:, 1::2] << 4
+        if self.method == "modelopt":
+            unused = {name: torch.ones(()) for name in ("input_scale", "k_scale")}
+            factor = 1 / parts.pop("weight_global_scale").reshape(())
+            numbers = (NUMBERS[codes] * (kept.float() * factor)[..., None]).view_as(weight)
+            return {"weight": packed, "weight_scale_2": factor, **unused, **parts}, numbers
         return {"weight_packed": packed, "input_global_scale": torch.ones(1), **parts}, numbers
 
 

@@ -13,8 +13,8 @@ from tests.support.checkpoints.coded import write_layers
 
 @dataclass(frozen=True)
 class Float8:
-    """`method`: "fp8", "fbgemm_fp8" or "compressed-tensors"; `block`: outputs and inputs of a scale, None: one for
-    each output, or with `one_scale` for all; `scalar`: that has no dimension."""
+    """`method`: "fp8", "fbgemm_fp8", "modelopt" or "compressed-tensors"; `block`: outputs and inputs of a scale, None:
+    one for each output, or with `one_scale` for all; `scalar`: that has no dimension."""
 
     method: str = "fp8"
     block: tuple[int, int] | None = (16, 48)
@@ -27,6 +27,8 @@ class Float8:
         if self.method == "fp8":
             size = {} if self.block is None else {"weight_block_size": list(self.block)}
             return {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", **size}
+        if self.method == "modelopt":
+            return {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}
         if self.method == "fbgemm_fp8":
             return {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}
         weights = {
