@@ -336,7 +336,10 @@ def _compressed(fields: _Fields) -> StoredCodes:
         raise fields.refusal("config_groups is empty")
     schemes = [_scheme(groups.inner(name), layout) for name in groups.values]
     if any(scheme != schemes[0] for scheme in schemes):
-        raise fields.refusal("config_groups has several schemes, and one is supported")
+        raise fields.refusal(
+            "config_groups has several schemes, and one is supported: quantize"
+            " all layers alike, and list others in ignore"
+        )
     return replace(schemes[0], left_out=fields.names("ignore"))
 
 

@@ -70,7 +70,7 @@ class Float4Layout(CompressedLayout):
 
     main = "weight_packed"
     tensors = ("weight_packed", "weight_scale", "weight_global_scale")
-    unused = (*OF_ACTIVATIONS, "input_global_scale")
+    unused: ClassVar[tuple[str, ...]] = (*OF_ACTIVATIONS, "input_global_scale")
     main_dtypes = ("U8",)
 
     def sizes(self, main: Shape) -> tuple[int, int]:
