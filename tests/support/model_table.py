@@ -52,8 +52,8 @@ are numbers. `quantization_config` of config.json is checked before anything sta
 headers of the safetensors, and by the small ones among them that say groups and zero points. What is not read is
 refused by the name of the field or tensor. Codes, scales and zero points are taken over exactly. The tests have
 packers of their own, for the decoders of all text families that are ours; no released weights were loaded. What
-AutoRound 0.15, bitsandbytes 0.50, llm-compressor 0.14 with compressed-tensors, GPTQModel 7.6 and Model Optimizer 0.47
-made of small random models was read once: each weight is the number that the tool itself reads.
+AutoAWQ 0.2, AutoRound 0.15, bitsandbytes 0.50, GPTQModel 7.6, llm-compressor 0.14 and Model Optimizer 0.47 made of
+small random models was read once: each weight is the number that the tool itself reads, before it rounds to 16 bits.
 
 | `quant_method` | read | refused |
 | --- | --- | --- |

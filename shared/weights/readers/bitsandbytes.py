@@ -16,6 +16,7 @@ from shared.weights.layouts.layout import NOT_FINITE, BadCodes
 from shared.weights.quantized_weight import QuantizedWeight
 from shared.weights.readers.layout import ALL, Tensors, unsigned
 
+_AT_ONCE = 1 << 22  # codes that become numbers together, of which each has 64 bits meanwhile
 # What tables are multiplied by. Found by trying all to 127 in steps of a hundredth.
 _TIMES: Mapping[str, float] = {"nf4": 112.03, "fp4": 120.0}
 _CODES: Mapping[str, tuple[int, ...]] = {
@@ -40,10 +41,15 @@ class Bnb4(Bnb4Layout):
         """float32 [rows, columns] of the weight, each slice with a begin and an end. Raises BadCodes."""
         state = _state(tensors)
         table = self._table(tensors, state)
-        codes = _bytes(tensors, state, rows)
-        found = table[torch.stack((codes >> 4, codes & 15), -1).flatten(1).long()]
-        scales = self._scales(tensors, state, rows)
-        return found.mul_(scales.repeat_interleave(state.block, 1))[:, columns]
+        codes, scales = _bytes(tensors, state, rows), self._scales(tensors, state, rows)
+        found = torch.empty((len(codes), columns.stop - columns.start))
+        step = max(1, _AT_ONCE // state.inputs)
+        for first in range(0, len(codes), step):
+            part = slice(first, first + step)
+            places = torch.stack((codes[part] >> 4, codes[part] & 15), -1).flatten(1).long()
+            numbers = table[places].mul_(scales[part].repeat_interleave(state.block, 1))
+            found[part] = numbers[:, columns]
+        return found
 
     def _table(self, tensors: Tensors, state: State) -> Tensor:
         """float32 [16]."""

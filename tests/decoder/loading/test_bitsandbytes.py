@@ -37,8 +37,9 @@ def written(tmp_path: Path, how: BitsAndBytes, family: str = "llama") -> dict[st
 
 @pytest.mark.parametrize("how", WAYS, ids=str)
 def test_layers_are_what_is_stored_and_nearly_so_as_codes(
-    tmp_path: Path, how: BitsAndBytes
+    tmp_path: Path, how: BitsAndBytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("shared.weights.readers.bitsandbytes._AT_ONCE", 500)  # a few rows
     numbers = written(tmp_path, how)
     require_servable(tmp_path / "coded", device="cpu")
     weights = Llama._weights(Checkpoint(tmp_path / "coded"))
