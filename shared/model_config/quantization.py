@@ -48,7 +48,8 @@ class StoredCodes:
     it; `left_out`: layers that are numbers, by their names, with AWQ, GPTQ and fp8 by parts of them; `block`: outputs
     and inputs that share a scale of FLOAT8; `inverse_name`: its scales are called weight_scale_inv; `activations`: bits
     in which these are wanted, 8 or 16; `whole`: layers of ASCEND that want 8, by their names; `narrow`: those with
-    codes of 4 bits; `two_a_byte`: of which two lie in a byte."""
+    codes of 4 bits; `two_a_byte`: of which two lie in a byte; `mixed`: bits, groups and whether zero is in the middle
+    are each layer's own, by the shapes of its tensors."""
 
     layout: str
     bits: int
@@ -64,6 +65,7 @@ class StoredCodes:
     whole: frozenset[str] = frozenset()
     narrow: frozenset[str] = frozenset()
     two_a_byte: bool = False
+    mixed: bool = False
 
     def has_whole_activations(self, weight: str) -> bool:
         """Whether a layer, by the stored name of its weight, wants activations of 8 bits."""
@@ -230,17 +232,32 @@ def _awq(fields: _Fields) -> StoredCodes:
 
 def _gptq(fields: _Fields) -> StoredCodes:
     version = fields.one_of("checkpoint_format", ("gptq", "gptq_v2"), default="gptq")
-    fields.refuse("is_marlin_format", "dynamic")
+    fields.refuse("is_marlin_format")
     fields.one_of("pack_dtype", ("int32",), default="int32")
+    mixed = _is_mixed(fields, "dynamic")
     return StoredCodes(
         GPTQ,
         fields.one_of("bits", (4, 8)),
         fields.group("group_size"),
-        symmetric=fields.flag("sym", True),
+        symmetric=fields.flag("sym", True) and not mixed,
         zero_shift=1 if version == "gptq" else 0,
         ordered=fields.flag("desc_act", False),
         left_out=fields.names("modules_to_not_convert"),
+        mixed=mixed,
     )
+
+
+def _is_mixed(fields: _Fields, name: str) -> bool:
+    """Whether a field says of some layers, by their names or patterns of these, something else than of all."""
+    for layer, said in (fields.inner(name).values if fields.values.get(name) else {}).items():
+        if not isinstance(said, Mapping):
+            raise fields.refusal(f"{name} has no JSON object for {cut(layer, 80)}")
+        if (bits := said.get("bits", 4)) not in (4, 8, 16, 32):
+            raise fields.refusal(
+                f"{name} has {cut(repr(bits), 40)} bits for {cut(layer, 80)}, and there may be 4 or 8, or 16 for layers"
+                " that are not quantized"
+            )
+    return bool(fields.values.get(name))
 
 
 def _fp8(fields: _Fields) -> StoredCodes:
@@ -278,19 +295,16 @@ def _auto_round(fields: _Fields) -> StoredCodes:
     fields.one_of("data_type", ("mx_fp",) if compressed else ("int",), default="int")
     if not compressed:
         fields.one_of("act_bits", (16, 32), default=16)
-    layers = fields.inner("extra_config").values if fields.values.get("extra_config") else {}
-    left_out = []
-    for name, said in layers.items():
-        if isinstance(said, Mapping) and said.get("bits") in (16, 32):
-            left_out.append(name)
-        elif not isinstance(said, Mapping) or any(
-            value != fields.values.get(key) for key, value in said.items()
-        ):
-            raise fields.refusal(
-                f"extra_config says of {cut(name, 80)} something else than of other layers, and one way for all is"
-                " supported, or 16 bits for those that are not quantized"
-            )
-    symmetric, group, names = fields.flag("sym", True), fields.group("group_size"), tuple(left_out)
+    symmetric, group = fields.flag("sym", True), fields.group("group_size")
+    mixed = _is_mixed(fields, "extra_config")
+    layers = fields.inner("extra_config").values if mixed else {}
+    names = tuple(name for name, said in layers.items() if said.get("bits") in (16, 32))
+    own = [name for name, said in layers.items() if _differs(said, fields) and name not in names]
+    if own and packing != "auto_round:auto_gptq":
+        raise fields.refusal(
+            f"extra_config says of {cut(own[0], 80)} something else than of other layers, which is supported with"
+            " packing_format auto_round:auto_gptq alone"
+        )
     if compressed:
         fields.one_of("group_size", (_FLOAT4[MXFP4][1],))
         return StoredCodes(MXFP4, fields.one_of("bits", (4,)), group, True, left_out=names)
@@ -298,7 +312,13 @@ def _auto_round(fields: _Fields) -> StoredCodes:
         bits = fields.one_of("bits", (4,))
         return StoredCodes(AWQ, bits, group, symmetric=False, left_out=names)
     bits = fields.one_of("bits", (4, 8))
+    if own:
+        return StoredCodes(GPTQ, bits, group, False, zero_shift=1, left_out=names, mixed=True)
     return StoredCodes(GPTQ, bits, group, symmetric, zero_shift=1, left_out=names)
+
+
+def _differs(said: Mapping[str, Any], fields: _Fields) -> bool:
+    return any(value != fields.values.get(name) for name, value in said.items())
 
 
 def _modelopt(fields: _Fields) -> StoredCodes:
@@ -335,12 +355,16 @@ def _compressed(fields: _Fields) -> StoredCodes:
     if not groups.values:
         raise fields.refusal("config_groups is empty")
     schemes = [_scheme(groups.inner(name), layout) for name in groups.values]
-    if any(scheme != schemes[0] for scheme in schemes):
+    left_out = fields.names("ignore")
+    differ = any(scheme != schemes[0] for scheme in schemes)
+    if differ and layout == PACKED and not any(scheme.ordered for scheme in schemes):
+        return replace(schemes[0], left_out=left_out, mixed=True)
+    if differ:
         raise fields.refusal(
             "config_groups has several schemes, and one is supported: quantize"
             " all layers alike, and list others in ignore"
         )
-    return replace(schemes[0], left_out=fields.names("ignore"))
+    return replace(schemes[0], left_out=left_out)
 
 
 def _scheme(group: _Fields, layout: str) -> StoredCodes:

@@ -91,6 +91,10 @@ class CodedLayers:
         InvalidRequest for other sizes than are stored."""
         self._stored.require_sizes(layer, out, inputs)
         tensors, layout = _Tensors(self._checkpoint, self._names, layer, reader), self._layout
+        if isinstance(layout, Gptq | PackQuantized):
+            own = self._stored.layout_of(layer)  # of the same class
+            assert isinstance(own, Gptq | PackQuantized)
+            layout = own
         if isinstance(layout, Float8):
             numbers = partial(self._numbers, layout, layer, tensors)
             return StoredWeight(layer, out, inputs, bias, numbers)

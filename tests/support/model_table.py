@@ -58,17 +58,17 @@ small random models was read once: each weight is the number that the tool itsel
 | `quant_method` | read | refused |
 | --- | --- | --- |
 | `awq` | `version` gemm, 4 bits, any `group_size`, `modules_to_not_convert` | other versions |
-| `gptq` | 4 and 8 bits, `checkpoint_format` gptq (zero points stored less one) and gptq_v2, `desc_act` with `g_idx` | \
-2 and 3 bits, Marlin's layout, `dynamic`, other zero points than the middle where `sym` is true |
-| `auto-round` | 4 and 8 bits with `packing_format` auto_round:auto_gptq, 4 with auto_round:auto_awq, \
-mxfp4 with auto_round:llm_compressor | \
-layers with bits or groups of their own (`extra_config`), unless these have 16; other formats |
+| `gptq` | 4 and 8 bits, `checkpoint_format` gptq (zero points stored less one) and gptq_v2, `desc_act` with `g_idx`, \
+layers with other bits or groups, or none (`dynamic`) | 2 and 3 bits, Marlin's layout, other zero points than the middle where `sym` is true |
+| `auto-round` | 4 and 8 bits with `packing_format` auto_round:auto_gptq, for some layers others \
+(`extra_config`), 4 with auto_round:auto_awq, mxfp4 with auto_round:llm_compressor | 2 and 3 bits, other formats |
 | `bitsandbytes` | 4 bits (nf4, fp4, with `bnb_4bit_use_double_quant` too), where blocks divide the inputs; \
 8 bits (LLM.int8) | `bnb_4bit_quant_storage` other than uint8 |
 | `compressed-tensors` | `pack-quantized` of 4 and 8 bits, by group or channel, with zero points and `weight_g_idx`; \
 `int-quantized` of 8 bits, by tensor, channel or group; `float-quantized` (e4m3), \
 by tensor, channel or block; `nvfp4-pack-quantized` and \
-`mxfp4-pack-quantized` | several schemes, sparsity, transforms, a quantized cache |
+`mxfp4-pack-quantized` | several schemes unless all are \
+`pack-quantized` without `actorder` group, sparsity, transforms, a quantized cache |
 | `fp8` | e4m3, with `weight_block_size` (`weight_scale_inv`, as DeepSeek and Qwen3-FP8 have it) or \
 a `weight_scale` of the whole layer, `modules_to_not_convert` | e5m2, scales in 8 bits |
 | `fbgemm_fp8` | e4m3 with a scale for each output, `modules_to_not_convert` | |

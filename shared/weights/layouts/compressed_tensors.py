@@ -1,6 +1,7 @@
 """compressed-tensors: codes of 4 or 8 bits in words along inputs ("pack-quantized"), of 8 bits ("int-quantized"), and
 numbers of 4 bits ("nvfp4-pack-quantized", "mxfp4-pack-quantized")."""
 
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from shared.model_config.quantization import MXFP4
@@ -34,6 +35,23 @@ class PackedLayout(CompressedLayout):
         "weight_shape",
     )
     order = "weight_g_idx"
+
+    def of_shapes(self, shapes: Mapping[str, Shape], said: Sequence[int]) -> Layout:
+        """See `Layout.of_shapes`."""
+        found = [shapes.get(tensor, ()) for tensor in ("weight_packed", "weight_scale")]
+        for tensor, shape in zip(("weight_packed", "weight_scale"), found, strict=True):
+            if len(shape) != 2:
+                raise BadCodes(tensor, "the checkpoint lacks it, or it is no matrix")
+        if len(said) != 2:
+            raise BadCodes("weight_shape", "the checkpoint lacks it, or it is not two numbers")
+        (_, words), (_, groups) = found
+        bits = next((bits for bits in (4, 8) if -(-said[1] * bits // 32) == words), 0)
+        if not bits:
+            raise BadCodes(
+                "weight_packed", f"{words} words for {said[1]} inputs have not 4 or 8 bits each"
+            )
+        symmetric = "weight_zero_point" not in shapes
+        return self.with_own(bits, said[1], groups, symmetric)
 
     def sizes(self, main: Shape) -> tuple[int, int]:
         """See `Layout.sizes`."""

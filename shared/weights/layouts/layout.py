@@ -1,8 +1,8 @@
 """What all layouts of coded layers are."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from shared.model_config.quantization import StoredCodes
@@ -61,6 +61,19 @@ class Layout(ABC):
         """That of one layer, by the stored name of its codes and what lies beside these, where a checkpoint stores some
         in another way. Raises BadCodes."""
         return self
+
+    def of_shapes(self, shapes: Mapping[str, Shape], said: Sequence[int]) -> "Layout":
+        """That of a layer of a checkpoint in which each has bits and groups of its own: by the shapes of its tensors
+        and `said`, the content of `weight_shape`. Raises BadCodes."""
+        raise NotImplementedError
+
+    def with_own(self, bits: int, inputs: int, groups: int, symmetric: bool) -> "Layout":
+        """For `of_shapes`. Raises BadCodes."""
+        if groups < 1 or inputs < 1 or inputs % groups:
+            raise BadCodes(self.scales, f"{inputs} inputs do not divide into {groups} groups")
+        group = 0 if groups == 1 else inputs // groups
+        own = replace(self.codes, bits=bits, group=group, symmetric=symmetric, mixed=False)
+        return type(self)(own)
 
     @abstractmethod
     def sizes(self, main: Shape) -> tuple[int, int]:

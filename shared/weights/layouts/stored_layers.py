@@ -109,15 +109,25 @@ class StoredLayers:
         """Outputs and inputs."""
         return self._sizes[layer]
 
+    def layout_of(self, layer: str) -> Layout:
+        """How one layer is stored. Raises BadCodes."""
+        main = self._names[f"{layer}.{self.layout.main}"]
+        found = self.layout.of_layer(main, lambda tensor: self._beside(layer, tensor))
+        if not found.codes.mixed:
+            return found
+        stored = {tensor: self._names.get(f"{layer}.{tensor}") for tensor in found.tensors}
+        shapes = {tensor: self._headers.shape(name) for tensor, name in stored.items() if name}
+        return found.of_shapes(shapes, self._said_shape(layer))
+
     def group(self, layer: str) -> int:
         """Inputs that share a scale; 0 for all of an output's."""
-        return self._of_layer(layer).group
+        return self.layout_of(layer).group
 
     def require_sizes(self, layer: str, out: int, inputs: int) -> None:
         """Raises InvalidRequest, with the tensor's name, for other sizes than are stored."""
         main = self.layout.main
         try:
-            expected = self._of_layer(layer).required(out, inputs)[main].shape
+            expected = self.layout_of(layer).required(out, inputs)[main].shape
         except BadCodes as error:
             raise self.refusal(layer, error) from None
         found = self._headers.shape(self._names[f"{layer}.{main}"])
@@ -159,7 +169,7 @@ class StoredLayers:
         if not self.layout.order or name not in self._names:
             return None
         _, inputs = self.sizes(layer)
-        group = self.layout.codes.group or inputs
+        group = self.group(layer) or inputs
         found = self._headers.whole_numbers(self._names[name])
         expected = np.arange(inputs) // group
         if np.array_equal(found, expected):
@@ -168,10 +178,6 @@ class StoredLayers:
             why = f"its {-(-inputs // group)} groups have not {group} inputs each"
             raise self.refusal(layer, BadCodes(self.layout.order, why))
         return found
-
-    def _of_layer(self, layer: str) -> Layout:
-        main = self._names[f"{layer}.{self.layout.main}"]
-        return self.layout.of_layer(main, lambda tensor: self._beside(layer, tensor))
 
     def _beside(self, layer: str, tensor: str) -> bytes | None:
         stored = self._names.get(f"{layer}.{tensor}")
@@ -201,7 +207,7 @@ class StoredLayers:
             shape = self._headers.shape(self._names[main])
             if len(shape) != 2:
                 raise BadCodes(layout.main, f"{list(shape)} is no matrix")
-            layout = self._of_layer(layer)
+            layout = self.layout_of(layer)
             out, inputs = self._stored_sizes(layer, layout, shape)
             required = layout.required(out, inputs)
             for tensor, stored in (required | layout.optional(out, inputs)).items():
@@ -215,14 +221,21 @@ class StoredLayers:
         out, inputs = layout.sizes(main)
         shape = f"{layer}.weight_shape"
         if "weight_shape" in self.layout.tensors and shape in self._names:
-            stored = self._names[shape]
-            said = []
-            if self._headers.dtype(stored) in ("I32", "I64"):
-                said = self._headers.whole_numbers(stored).tolist()
+            said = self._said_shape(layer)
             if len(said) != 2 or said[0] != out or not 0 < said[1] <= inputs:
                 raise BadCodes("weight_shape", f"{said} is not the shape of {list(main)}")
             inputs = said[1]
         return out, inputs
+
+    def _said_shape(self, layer: str) -> list[int]:
+        """Empty where it is not stored, or is none."""
+        stored = self._names.get(f"{layer}.weight_shape")
+        if stored is None or self._headers.dtype(stored) not in ("I32", "I64"):
+            return []
+        if math.prod(self._headers.shape(stored)) != 2:
+            return []
+        said: list[int] = self._headers.whole_numbers(stored).tolist()
+        return said
 
     def _check_tensor(self, layer: str, tensor: str, expected: Stored, required: bool) -> None:
         stored = self._names.get(f"{layer}.{tensor}")
