@@ -59,7 +59,8 @@ small random models was read once: each weight is the number that the tool itsel
 | --- | --- | --- |
 | `awq` | `version` gemm, 4 bits, any `group_size`, `modules_to_not_convert` | other versions |
 | `gptq` | 4 and 8 bits, `checkpoint_format` gptq (zero points stored less one) and gptq_v2, `desc_act` with `g_idx`, \
-layers with other bits or groups, or none (`dynamic`) | 2 and 3 bits, Marlin's layout, other zero points than the middle where `sym` is true |
+layers with other bits or groups, or none (`dynamic`) | \
+2 and 3 bits, Marlin's layout, other zero points than the middle where `sym` is true |
 | `auto-round` | 4 and 8 bits with `packing_format` auto_round:auto_gptq, for some layers others \
 (`extra_config`), 4 with auto_round:auto_awq, mxfp4 with auto_round:llm_compressor | 2 and 3 bits, other formats |
 | `bitsandbytes` | 4 bits (nf4, fp4, with `bnb_4bit_use_double_quant` too), where blocks divide the inputs; \
@@ -78,7 +79,7 @@ layers of W8A8, W8A8_DYNAMIC, W8A16 and W4A8_DYNAMIC (both by channel or group; 
 `version` is 1.0.0, else one) and FLOAT | \
 W4A8 with offsets, W4A4 and other kinds of 4 bits, sparse kinds, quantized caches, \
 norms that were moved (`module.weight`, biases of norms) |
-| `modelopt` (or the content of hf_quant_config.json with that name in config.json) | `quant_algo` FP8, with a scale \\
+| `modelopt` (or the content of hf_quant_config.json with that name in config.json) | `quant_algo` FP8, with a scale \
 of the whole layer, and NVFP4 | others, such as W4A16_AWQ (`pre_quant_scale`) |
 | any other: `hqq`, `torchao`, quanto's files and so on |  | all |
 
