@@ -8,6 +8,7 @@ from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.refusal import bad_option
 from shared.model_backends import ModelBackend
 from shared.model_config.quantization import (
+    ASCEND,
     quantization_of_encoder,
     quantization_said,
     read_stored_codes,
@@ -141,10 +142,11 @@ def refuse_quantization(checkpoint: Checkpoint, by: ModelBackend) -> None:
     said = quantization_said(checkpoint)
     if said is not None:
         key, found = said
-        method = found.get("quant_method") if isinstance(found, dict) else found
+        method = found.get("quant_method") if isinstance(found, dict) else None
+        where = f"{key}, beside it," if found == ASCEND else key
         raise bad_option(
             checkpoint,
-            f"{key} says {method or 'that weights are quantized'}: quantized checkpoints are not supported where the"
+            f"{where} says {method or 'that weights are quantized'}: quantized checkpoints are not supported where the"
             " code of transformers runs the layers; serve the model in float32, float16 or bfloat16",
         )
 

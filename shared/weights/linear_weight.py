@@ -180,6 +180,19 @@ class CodedWeight(LinearWeight):
         return found if order is None else found.outputs(order.numpy())
 
 
+class NearlyCodedWeight(CodedWeight):
+    """One weight as codes that are not quite its numbers, which it still has for those who want no codes."""
+
+    def __init__(self, numbers: LinearWeight, read: Callable[[slice], QuantizedWeight]) -> None:
+        """read: as of `CodedWeight`."""
+        super().__init__(numbers.name, numbers.out, numbers.inputs, numbers.bias, read)
+        self._numbers = numbers
+
+    def select(self, rows: Places, columns: Places, dtype: torch.dtype) -> Tensor:
+        """See `LinearWeight.select`."""
+        return self._numbers.select(rows, columns, dtype)
+
+
 class StackedWeight(LinearWeight):
     """Several weights of the same inputs as one, their outputs one below the other."""
 
