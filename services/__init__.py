@@ -1,0 +1,1 @@
+"""The services, which never import each other, and the families of models."""

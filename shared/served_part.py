@@ -18,8 +18,14 @@ class ServedPart:
 
     @property
     def content(self) -> dict[str, Any]:
-        """As JSON has it and log lines do; without what was not measured."""
+        """As JSON has it; without what was not measured."""
         return {name: value for name, value in asdict(self).items() if value is not None}
+
+    @property
+    def log_fields(self) -> dict[str, Any]:
+        """The same as log lines have it: what it does without as one text, and not at all where that is nothing."""
+        fields = {name: value for name, value in self.content.items() if value != ()}
+        return fields | ({"off": ", ".join(self.off)} if self.off else {})
 
     def to_json(self) -> str:
         """For the registry."""

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import api_tables, model_table
+from tests.test_house import tracked
 
 ROOT = Path(__file__).parents[1]
 EXCERPT = re.compile(r"```python\n# (services/\S+\.py)\n(.*?)```", re.DOTALL)
@@ -67,3 +68,30 @@ def test_tables_of_fields_are_those_of_their_types() -> None:
     text = api_tables.FILE.read_text(encoding="utf-8")
     assert len(re.findall("<!-- fields (of|by) ", text)) == text.count("<!-- end -->") > 0
     assert api_tables.written(text) == text, "run python -m tests.support.api_tables"
+
+
+def test_files_that_documents_name_exist() -> None:
+    files = [str(path.relative_to(ROOT)) for path in tracked()]
+    missing = []
+    for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+        text = re.sub(r"```.*?```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
+        for named in re.findall(r"`([\w./-]+\.(?:py|lua|proto|h|cpp|ts))`", text):
+            if not any(file == named or file.endswith(f"/{named}") for file in files):
+                missing.append(f"{document.name}: {named}")
+    assert missing == []
+
+
+def test_what_a_requests_files_are_said_to_have_is_in_them() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| [1-8](?:, [1-8])* \| `([^`]+)` \| (.+) \|$", text, re.MULTILINE)
+    assert len(rows) > 20
+    wrong = []
+    for file, what in rows:
+        content = (ROOT / file).read_text(encoding="utf-8")
+        for name in re.findall(r"`([A-Za-z_.]+)`", what):
+            if "." in name and name.rpartition(".")[2] in ("py", "lua"):
+                continue
+            parts = [rf"(?:class|def) {part}\b" for part in name.split(".")]
+            if not all(re.search(part, content) or name in content for part in parts):
+                wrong.append(f"{file}: {name}")
+    assert wrong == []

@@ -75,6 +75,11 @@ def test_the_check_of_the_environment_sees_what_it_should() -> None:
     assert environment_reads(ast.parse(source)) == [2, 3, 4]
 
 
+def test_every_folder_and_file_says_what_it_is() -> None:
+    files = tracked("services/*.py", "shared/*.py")
+    assert [path for path in files if not ast.get_docstring(ast.parse(path.read_text()))] == []
+
+
 def test_every_main_is_short() -> None:
     mains = tracked("services/*/__main__.py")
     assert mains

@@ -7,7 +7,7 @@ from pydantic import AliasChoices, Field, field_validator
 
 from benchmarks.kill.overload import OVERLOADS
 from benchmarks.kill.victims import EVERY_ROOM, Victim
-from services.launcher.tls_settings import TlsClientSettings
+from services.launcher.client_settings import TlsClientSettings
 from shared.settings import state_home
 
 _SIZE = r"^[1-9]\d{0,3}x[1-9]\d{0,3}$"

@@ -7,7 +7,7 @@ from pydantic import AliasChoices, Field, field_validator, model_validator
 from pydantic_settings import CliToggleFlag
 
 from benchmarks.load.objective import Objective
-from services.launcher.tls_settings import TlsClientSettings
+from services.launcher.client_settings import TlsClientSettings
 
 _SIZE = r"^[1-9]\d{0,3}x[1-9]\d{0,3}$"
 

@@ -42,9 +42,9 @@ def _pages(tokenizer: Any, tokens: int) -> list[list[int]]:
     return _first(pieces, tokens)
 
 
-def _chats(tokenizer: Any, tokens: int, seed: int = 3) -> list[list[int]]:
+def _chats(tokenizer: Any, tokens: int) -> list[list[int]]:
     """Small talk, other subjects, and questions about a picture that was not sent, each with the model's answer."""
-    rng = random.Random(seed)
+    rng = random.Random(3)
     found: list[list[int]] = []
     while sum(map(len, found)) < tokens:
         for language in LANGUAGES:

@@ -182,13 +182,3 @@ def _heads(attention: Any, x: Tensor, turn: tuple[Tensor, Tensor]) -> tuple[Tens
 def _half_turned(x: Tensor) -> Tensor:
     first, second = x.chunk(2, dim=-1)
     return torch.cat((-second, first), dim=-1)
-
-
-def parameters_by_part(model: LlavaForConditionalGeneration) -> dict[str, int]:
-    """How many parameters each part has."""
-    parts: dict[str, Any] = {
-        "tower": model.model.vision_tower,
-        "projector": model.model.multi_modal_projector,
-        "decoder": model.model.language_model,
-    }
-    return {name: sum(p.numel() for p in part.parameters()) for name, part in parts.items()}

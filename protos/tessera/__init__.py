@@ -12,14 +12,18 @@ if TYPE_CHECKING:
         AsyncEngine,
         AsyncEngineArgs,
         AsyncLLMEngine,
+        ClassificationOutput,
         CompletionOutput,
+        EmbeddingOutput,
         EngineFailed,
         Logprob,
         LoRARequest,
+        PooledOutput,
         RequestMetrics,
         RequestOutput,
         RequestRefused,
         SamplingParams,
+        ScoringOutput,
     )
 
 __all__ = [
@@ -27,14 +31,18 @@ __all__ = [
     "AsyncEngine",
     "AsyncEngineArgs",
     "AsyncLLMEngine",
+    "ClassificationOutput",
     "CompletionOutput",
+    "EmbeddingOutput",
     "EngineFailed",
     "LoRARequest",
     "Logprob",
+    "PooledOutput",
     "RequestMetrics",
     "RequestOutput",
     "RequestRefused",
     "SamplingParams",
+    "ScoringOutput",
 ]
 
 

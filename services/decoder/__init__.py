@@ -1,0 +1,1 @@
+"""Runs step plans: paged KV cache, language model, sampler."""

@@ -86,7 +86,7 @@ async def serve(
                     "ready",
                     address=server.address,
                     numerics=loaded.numerics,
-                    **loaded.part.content,
+                    **loaded.part.log_fields,
                 )
                 await stop.wait()
                 log.info("draining")

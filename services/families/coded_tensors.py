@@ -18,9 +18,19 @@ from shared.weights.layouts.stored_layers import LAYOUTS, StoredLayers
 _FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 # Tensors that codes have beside them, by the last part of their names, and files in which tools tell of these.
 _OF_CODES = frozenset(
-    ("qweight", "weight_packed", "weight_scale", "weight_scale_inv", "deq_scale", "absmax", "SCB")
+    (
+        "qweight",
+        "weight_packed",
+        "weight_scale",
+        "weight_scale_inv",
+        "deq_scale",
+        "absmax",
+        "SCB",
+        "_data",
+    )
 )
 _OF_TOOLS = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
+_OF_QUANTO = "quanto_qmap.json"
 _NUMBERED = re.compile(r"(.*\.)(\d+)(\.[^0-9]+)")
 _OF_BLOCKS = re.compile(r".*\.\d+\.(self_attn|mlp)\.(\w+)")
 
@@ -68,6 +78,13 @@ def _refuse_unexplained(checkpoint: Checkpoint, headers: HeaderFiles) -> None:
     name = next((n for n in headers.names() if n.rpartition(".")[2] in _OF_CODES), None)
     if name is None:
         return
+    if (checkpoint.folder / _OF_QUANTO).is_file():
+        raise InvalidRequest(
+            "UNSUPPORTED_WEIGHTS",
+            f"{checkpoint.folder}: {name} is of a quantized layer, and by {_OF_QUANTO} it is optimum-quanto's, which is"
+            " not read; serve the model in float32, float16 or bfloat16",
+            field="model",
+        )
     beside = next((file for file in _OF_TOOLS if (checkpoint.folder / file).is_file()), "")
     advice = (
         f"{beside} says it as older tools did: put its content there, with quant_method"
@@ -153,6 +170,7 @@ def _refuse_encoder(checkpoint: Checkpoint, layout: Layout, headers: HeaderFiles
         if foreign.fullmatch(name) and headers.dtype(name) in layout.main_dtypes:
             raise InvalidRequest(
                 "UNSUPPORTED_WEIGHTS",
-                f"{checkpoint.folder}: {name} is quantized, and encoders are read as numbers alone",
+                f"{checkpoint.folder}: {name} is quantized, and encoders are read as numbers alone: quantize the"
+                " language model alone, or serve the model in float32, float16 or bfloat16",
                 field="model",
             )

@@ -53,16 +53,16 @@ def _reason_of_codes(
 ) -> str:
     """Layers whose inputs are divided have to be cut where groups that share a scale can be."""
     layers = coded_layers(checkpoint, backend)
-    if layers is None or not layers.layout.codes.group:
+    if layers is None:
         return ""
-    group = layers.layout.codes.group
     cuts = {
         "o_proj": config.num_heads * config.head_size // ranks,
         "down_proj": config.intermediate_size // ranks,
     }
     for layer in layers:
         cut = cuts.get(layer.rpartition(".")[2])
-        if cut is None or cut % group == 0 or layers.order(layer) is not None:
+        group = layers.group(layer)
+        if cut is None or not group or cut % group == 0 or layers.order(layer) is not None:
             continue
         # Groups are halved as often as that leaves a multiple of the least one.
         if not any(

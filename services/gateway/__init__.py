@@ -1,0 +1,1 @@
+"""REST and gRPC in, text out: admits requests, and follows their token logs."""

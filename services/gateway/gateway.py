@@ -20,7 +20,6 @@ from services.gateway.open_parts import load_model, open_parts
 from services.gateway.servers import (
     body_budget,
     http_limits,
-    join,
     make_app,
     make_grpc_server,
     read_api_keys,
@@ -30,6 +29,7 @@ from services.gateway.telemetry.recent_errors import RecentErrors
 from services.gateway.timings import USUAL, Timings
 from shared import service_process
 from shared.net import tasks
+from shared.net.host_port import join
 from shared.net.metrics_page import serve_metrics
 from shared.net.rpc.server import RpcServer
 from shared.net.server_tls import ServerTls

@@ -13,6 +13,7 @@ from services.gateway.admission.held_requests import HeldRequests
 from services.gateway.admission.preprocess_pool import PreprocessPool
 from services.gateway.admission.request_options import Timeouts
 from services.gateway.admission.resume import Resumption
+from services.gateway.admission.sent_files import SentFiles
 from services.gateway.admission.tenant_weights import TenantWeights, read_weights
 from services.gateway.api.generating import Generating
 from services.gateway.api.grpc_calls import GrpcCalls
@@ -157,10 +158,13 @@ async def open_parts(
         )
         grammars = Grammars(model)
         stack.callback(grammars.close)
+        files = FileStore(redis, keys, settings.file_store_bytes)
+        sent_files = SentFiles(files, budget, settings.max_body_bytes)
         admission = Admission(
             model,
             queue,
             pool,
+            sent_files,
             follower,
             held_requests,
             cancels,
@@ -207,7 +211,8 @@ async def open_parts(
             admission=admission,
             adapters=AdapterLoading(model, registry, adapters, adapter_limits),
             responses=responses,
-            files=FileStore(redis, keys, settings.file_store_bytes),
+            files=files,
+            sent_files=sent_files,
             file_limits=FileLimits(
                 settings.max_file_bytes,
                 settings.request_body_timeout,

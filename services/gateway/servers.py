@@ -18,6 +18,7 @@ from services.gateway.open_parts import message_limit
 from services.gateway.settings import GatewaySettings
 from services.gateway.telemetry.recent_errors import RecentErrors
 from shared import access
+from shared.net.host_port import join
 from shared.net.rpc.server import RpcServer
 from shared.net.server_tls import ServerTls
 from shared.queue.keys import model_tag
@@ -91,11 +92,6 @@ def http_limits(settings: GatewaySettings) -> HttpLimits:
         keep_alive_s=settings.keep_alive_timeout,
         connections=connections_within_limits(settings.max_connections),
     )
-
-
-def join(host: str, port: int) -> str:
-    """An address of both, also of IPv6."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _grpc_limits(settings: GatewaySettings) -> list[tuple[str, int]]:

@@ -1,0 +1,1 @@
+"""The command `tessera`: all services on one machine, and the commands beside that."""

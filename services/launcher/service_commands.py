@@ -32,7 +32,8 @@ from shared.hardware import processors
 from shared.hardware.devices import resolve_device
 from shared.hardware.npu_leases import ENCODER_SHARE, SHARE_BESIDE_ENCODER
 from shared.lora.modules import absolute
-from shared.net.metrics_page import join, split_address
+from shared.net.host_port import join
+from shared.net.metrics_page import split_address
 from shared.settings import (
     VISIBLE_NPUS,
     ServiceSettings,

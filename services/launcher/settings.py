@@ -8,10 +8,9 @@ from pydantic_settings import CliPositionalArg
 
 from services.decoder.settings import DecoderOptions
 from services.gateway.settings import GatewayOptions
-from services.launcher.tls_settings import TlsClientSettings
+from services.launcher.client_settings import GatewayClientSettings
 from services.preprocess.settings import PreprocessOptions
 from services.scheduler.settings import SchedulerOptions
-from shared import access
 from shared.errors import InvalidRequest
 from shared.net.redis.url import with_password
 from shared.settings import (
@@ -119,12 +118,11 @@ class ServeSettings(
         return (self.state_dir or state_home() / "tessera" / str(self.port)).absolute()
 
 
-class ChatSettings(TlsClientSettings):
+class ChatSettings(GatewayClientSettings):
     """A conversation in the terminal."""
 
     # Not TESSERA_ alone: TESSERA_MODEL is a folder, which means nothing to a client.
     ENV_PREFIXES: ClassVar[tuple[str, ...]] = ("TESSERA_CHAT_",)
-    COMMON_VARIABLES: ClassVar[frozenset[str]] = frozenset({"api_key"})
 
     url: str = Field(
         "http://127.0.0.1:8000/v1",
@@ -135,17 +133,6 @@ class ChatSettings(TlsClientSettings):
     system: str = Field("", description="System message.")
     max_tokens: int | None = Field(None, ge=1, description="Longest answer.")
     temperature: float | None = Field(None, ge=0, le=2, description="0 always takes the likeliest.")
-    api_key: str | None = Field(
-        None, description="The server's key, if it has one; TESSERA_API_KEY unless given."
-    )
-    api_key_file: Path | None = Field(
-        None, description="File with that key, in its first line that is not a # comment."
-    )
-
-    @property
-    def key(self) -> str:
-        """The key that is sent; empty for none. Raises InvalidRequest if the file holds none."""
-        return access.client_key(self.api_key, self.api_key_file)
 
     @property
     def urls(self) -> list[str]:
@@ -167,11 +154,10 @@ class LogsSettings(Settings):
     )
 
 
-class WhySettings(TlsClientSettings):
+class WhySettings(GatewayClientSettings):
     """Where a request's time went, in all services: the largest part, and what it waited for."""
 
     ENV_PREFIXES: ClassVar[tuple[str, ...]] = ("TESSERA_WHY_",)
-    COMMON_VARIABLES: ClassVar[frozenset[str]] = frozenset({"api_key"})
 
     request_id: CliPositionalArg[str] = Field(
         description="The request's id, as in the header x-tessera-request-id or before the slash of an event's id."
@@ -180,22 +166,11 @@ class WhySettings(TlsClientSettings):
     user: str = Field(
         "", description="The `user` of the request, where the server has no keys and it had one."
     )
-    api_key: str | None = Field(
-        None, description="The server's key, if it has one; TESSERA_API_KEY unless given."
-    )
-    api_key_file: Path | None = Field(
-        None, description="File with that key, in its first line that is not a # comment."
-    )
     state_dir: Path | None = Field(
         None,
         description="The --state-dir of the `tessera serve`, whose logs are looked at where there is no timeline; all"
         " below ~/.local/state/tessera unless given.",
     )
-
-    @property
-    def key(self) -> str:
-        """The key that is sent; empty for none. Raises InvalidRequest if the file holds none."""
-        return access.client_key(self.api_key, self.api_key_file)
 
 
 def log_folders(state_dir: Path | None) -> list[Path]:
@@ -204,11 +179,10 @@ def log_folders(state_dir: Path | None) -> list[Path]:
     return [folder for state in states if (folder := state / "logs").is_dir()]
 
 
-class RunBatchSettings(TlsClientSettings):
+class RunBatchSettings(GatewayClientSettings):
     """A file of requests in OpenAI's batch format, answered into another file."""
 
     ENV_PREFIXES: ClassVar[tuple[str, ...]] = ("TESSERA_RUN_BATCH_",)
-    COMMON_VARIABLES: ClassVar[frozenset[str]] = frozenset({"api_key"})
 
     input: CliPositionalArg[Path] = Field(
         description="File with a request in each line: custom_id, method, url, body."
@@ -221,17 +195,6 @@ class RunBatchSettings(TlsClientSettings):
         description="Base URL of a server that runs; services are started with MODEL and the options of `tessera serve`"
         " unless given.",
     )
-    api_key: str | None = Field(
-        None, description="The server's key, if it has one; TESSERA_API_KEY unless given."
-    )
-    api_key_file: Path | None = Field(
-        None, description="File with that key, in its first line that is not a # comment."
-    )
-
-    @property
-    def key(self) -> str:
-        """The key that is sent; empty for none. Raises InvalidRequest if the file holds none."""
-        return access.client_key(self.api_key, self.api_key_file)
 
 
 class DoctorSettings(ComputeSettings, FamilySettings):

@@ -122,11 +122,11 @@ async def serve(
         )
         async with metrics, producer.serving("preprocess", part, measures.load):
             log.info(
-                "serving",
+                "ready",
                 model=settings.model_name,
                 address=producer.server.address,
                 images=IMAGE in builder.limits,
-                **part.content,
+                **part.log_fields,
                 start_ms=watch.lap_us() // 1000,
             )
             await stop.wait()

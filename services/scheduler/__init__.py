@@ -1,0 +1,1 @@
+"""Takes requests from the queue, plans the decoders' steps, writes the token log."""

@@ -30,6 +30,7 @@ from shared.queue import ControlChannel, Queue, TakenRequest
 from shared.queue.registry import Directory, Member
 from shared.queue.stores.media_store import MediaStore
 from shared.queue.stores.timeline_store import TimelineWriter
+from shared.telemetry.outage import Outage
 from shared.telemetry.request_names import names
 from shared.telemetry.timeline import Timelines
 from shared.text.text_fold import TokenBytes
@@ -63,6 +64,7 @@ class Dispatcher:
         kept_s: float = KEPT_S,
     ) -> None:
         self._queue = queue
+        self._no_queue = Outage(log, "nothing can be taken from the queue, trying again")
         self._control = control
         self._encoders = encoders
         self._media_store = media_store
@@ -189,8 +191,9 @@ class Dispatcher:
             try:
                 taken = await self._queue.take(self._scheduler_id, places)
             except Unavailable as error:
-                log.warning("queue is away", error=error.message)
+                self._no_queue.note(error.message)
                 continue
+            self._no_queue.over()
             self._intake.note(taken or ())
             if taken:
                 self.measures.taken += len(taken)
@@ -212,7 +215,7 @@ class Dispatcher:
                 called = names(
                     one.spec.request_id, one.spec.client_request_id, one.spec.traceparent
                 )
-                log.warning("bad request", **called, error=str(error))
+                log.warning("a request cannot be read", **called, error=str(error))
                 self._tracker.refuse(one, str(error))
                 continue
             request.taken_at = monotonic()
@@ -254,20 +257,18 @@ class Dispatcher:
             self._wake.set()
 
     async def _follow_control(self) -> None:
-        said = ""
+        outage = Outage(log, "the control channel is lost, connecting again")
         while True:
             self._wake.set()  # work may have come while the channel was away
             try:
                 async for cancelled in self._control.messages():
-                    said = ""
+                    outage.over()
                     if cancelled is None:
                         self._wake.set()
                     else:
                         self._tracker.on_cancel(cancelled)
             except Unavailable as error:
-                if not said:
-                    log.warning("control channel is away", error=error.message)
-                said = error.message
+                outage.note(error.message)
                 await asyncio.sleep(_RETRY_S)
 
     async def _sweep(self) -> None:
@@ -293,7 +294,7 @@ class Dispatcher:
         lost = [r for r in strays if r in self._strays]
         self._strays = set(strays)
         if lost:
-            log.warning("giving back what was taken unheard", requests=len(lost))
+            log.warning("giving requests back whose take was not answered", requests=len(lost))
             await self._queue.give_back(self._scheduler_id, lost)
 
     async def _renew_media(self) -> None:

@@ -1,0 +1,1 @@
+"""Pixel values to embeddings, in batches across requests."""

@@ -1,11 +1,10 @@
 """Bookkeeping of the embeddings in the artifact store: least recently used ones are evicted, retained ones never."""
 
-import time
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from shared.artifacts.store import ArtifactStore
+from shared.environment import monotonic
 from shared.errors import Overloaded
 from tessera.artifact.v1.artifact_pb2 import ArtifactRef
 
@@ -25,12 +24,9 @@ class EmbeddingCache:
     A retained item is never evicted: embeddings that one sequence waits for cannot push out those of another.
     """
 
-    def __init__(
-        self, store: ArtifactStore, limit_bytes: int, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, store: ArtifactStore, limit_bytes: int) -> None:
         self._store = store
         self._limit_bytes = limit_bytes
-        self._clock = clock
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
         self._bytes = 0
         store.space.evict = self.evict_one
@@ -83,7 +79,7 @@ class EmbeddingCache:
 
     def evict_one(self) -> int:
         """Evicts the least recently used of those that are not retained; its bytes, 0 where all are."""
-        now = self._clock()
+        now = monotonic()
         for digest, entry in self._entries.items():
             if entry.retained_until <= now:
                 del self._entries[digest]
@@ -93,4 +89,4 @@ class EmbeddingCache:
         return 0
 
     def _until(self, retain_s: float) -> float:
-        return self._clock() + min(max(retain_s, 0.0), _MOST_RETAIN_S)
+        return monotonic() + min(max(retain_s, 0.0), _MOST_RETAIN_S)

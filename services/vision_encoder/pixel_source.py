@@ -1,14 +1,11 @@
 """Where pixel values come from: the place they were at admission, else any preprocess that makes them again."""
 
-from collections.abc import Callable
-
-import grpc.aio
 import structlog
 
 from shared.artifacts.file import Array
 from shared.artifacts.store import ArtifactReader
 from shared.errors import NotFound, ServingError, Unavailable
-from shared.net.channels import Channels, open_channel
+from shared.net.channels import Channels
 from shared.net.rpc.errors import calling
 from shared.queue.registry import Directory, Member
 from shared.telemetry import request_names
@@ -24,15 +21,10 @@ _TIMEOUT_S = 30.0
 class PixelSource:
     """Opens the artifact named at admission, else asks the preprocess services to make the pixels again."""
 
-    def __init__(
-        self,
-        reader: ArtifactReader,
-        directory: Directory,
-        open_channel: Callable[[str], grpc.aio.Channel] = open_channel,
-    ) -> None:
+    def __init__(self, reader: ArtifactReader, directory: Directory) -> None:
         self._reader = reader
         self._directory = directory
-        self._channels = Channels(open_channel)
+        self._channels = Channels()
 
     async def get(self, media: MediaItem) -> Array:
         """Pixel values, read-only. Raises NotFound when the raw bytes have expired everywhere,

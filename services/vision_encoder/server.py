@@ -83,7 +83,7 @@ async def serve(
         )
         async with metrics, producer.serving("vision_encoder", part, measures.load, numerics):
             log.info(
-                "serving",
+                "ready",
                 model=settings.model_name,
                 address=producer.server.address,
                 device=device.name,
@@ -93,7 +93,7 @@ async def serve(
                 content=content.hex(),
                 numerics=numerics,
                 start_ms=watch.lap_us() // 1000,
-                **part.content,
+                **part.log_fields,
             )
             await stop.wait()
 

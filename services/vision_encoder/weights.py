@@ -19,6 +19,17 @@ def renamed(
                 yield name, prefix + match[1]
 
 
+def of_layers_from(first: int, layer: re.Pattern[str]) -> Callable[[str], bool]:
+    """Tells the tensors of layer `first` and those behind it, by their names: `layer` matches how these begin, its
+    first group is the layer's number."""
+
+    def tells(name: str) -> bool:
+        found = layer.match(name)
+        return bool(found and int(found[1]) >= first)
+
+    return tells
+
+
 def tower_weights(
     checkpoint: Checkpoint,
     names: Iterable[tuple[str, str]],

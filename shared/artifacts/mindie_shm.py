@@ -37,7 +37,6 @@ _CHARACTER_BITS = 5
 _LENGTH_BIT = 58
 _DIMS_BIT = 60
 LARGEST_CODE = -(1 << _LENGTH_BIT)
-_CHECK_BITS = 3
 # Bits of each dimension, by how many there are.
 _WIDTHS = {
     1: (57,),

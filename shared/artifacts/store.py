@@ -21,7 +21,7 @@ import structlog
 
 from shared.artifacts import file as artifact_file
 from shared.artifacts.file import Array, TornFile
-from shared.artifacts.space import LOCK, PATIENCE_S, ArtifactSpace, out_of_space
+from shared.artifacts.space import LOCK, ArtifactSpace, out_of_space
 from shared.environment import random_bytes, random_hex, unix_time
 from shared.errors import NotFound, Unavailable
 from shared.net.channels import Channels
@@ -42,6 +42,8 @@ SERVICE_NAME = "tessera.artifact.v1.ArtifactService"
 PIECE_BYTES = 1 << 20
 
 _UNFINISHED = ".new"
+_MAX_BYTES = 4 << 30  # of an artifact that is fetched: a wrong size must not take all memory
+_TIMEOUT_S = 30.0  # for fetching one
 _UNFINISHED_AGE_S = 60.0  # a folder that is being made is older than this only if its maker died
 
 
@@ -77,15 +79,12 @@ class ArtifactStore:
     dead one.
     """
 
-    def __init__(
-        self, root: Path, instance_id: str, address: str, patience_s: float = PATIENCE_S
-    ) -> None:
-        """An artifact waits `patience_s` for its memory."""
+    def __init__(self, root: Path, instance_id: str, address: str) -> None:
         self._folder = root / instance_id
         self._address = address
         self._nonce = random_bytes(artifact_file.NONCE_BYTES)
         self._refs: dict[bytes, ArtifactRef] = {}
-        self.space = ArtifactSpace(root, patience_s)
+        self.space = ArtifactSpace(root)
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Locked before it gets its name: a named folder without a holder is always abandoned.
         unfinished = root / (instance_id + _UNFINISHED)
@@ -217,9 +216,7 @@ class ArtifactServicer(artifact_pb2_grpc.ArtifactServiceServicer):
 class ArtifactReader:
     """Opens artifacts of other processes. Keeps channels to producers it has fetched from lately."""
 
-    def __init__(self, max_bytes: int = 4 << 30, timeout_s: float = 30.0) -> None:
-        self._max_bytes = max_bytes
-        self._timeout_s = timeout_s
+    def __init__(self) -> None:
         self._channels = Channels()
 
     def try_open_local(self, ref: ArtifactRef) -> Array | None:
@@ -252,10 +249,10 @@ class ArtifactReader:
             artifact_file.check_size(ref.dtype, ref.shape, ref.size_bytes)
         except TornFile as error:
             raise Unavailable("ARTIFACT_TORN", f"bad artifact reference: {error}") from error
-        if ref.size_bytes > self._max_bytes:
+        if ref.size_bytes > _MAX_BYTES:
             raise Unavailable(
                 "ARTIFACT_TOO_LARGE",
-                f"an artifact of {ref.size_bytes} bytes is over the limit of {self._max_bytes}",
+                f"an artifact of {ref.size_bytes} bytes is over the limit of {_MAX_BYTES}",
             )
         buffer = np.empty(ref.size_bytes, np.uint8)
         with (
@@ -263,9 +260,7 @@ class ArtifactReader:
             calling(f"artifact producer {address}"),
         ):
             stub = artifact_pb2_grpc.ArtifactServiceStub(channel)
-            call = stub.FetchArtifact(
-                FetchArtifactRequest(digest=ref.digest), timeout=self._timeout_s
-            )
+            call = stub.FetchArtifact(FetchArtifactRequest(digest=ref.digest), timeout=_TIMEOUT_S)
             filled = 0
             async for piece in call:
                 end = filled + len(piece.data)

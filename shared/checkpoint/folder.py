@@ -38,7 +38,8 @@ _BYTES = {
     "I16": 2,
     "U16": 2,
 }
-_CODES = 8
+# Codes of 4 bits in an element of these.
+_CODES = {"I32": 8, "U8": 2}
 # Composite configurations name their language part differently.
 _TEXT_KEYS = ("text_config", "llm_config", "language_config")
 
@@ -214,8 +215,8 @@ class Checkpoint:
         return "float32" if wide else default_dtype(device)
 
     def _count(self, name: str) -> int:
-        """Numbers that a tensor stands for: words of 32 bits are eight codes each."""
-        return math.prod(self.shape(name)) * (_CODES if self.dtype(name) == "I32" else 1)
+        """Numbers that a tensor stands for: words of 32 bits are eight codes each, bytes without a sign two."""
+        return math.prod(self.shape(name)) * _CODES.get(self.dtype(name), 1)
 
     def file_of(self, name: str) -> str:
         """The name of the file that holds a tensor."""

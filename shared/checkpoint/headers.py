@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from shared.bounded_file import LARGE, open_regular, parse
 from shared.checkpoint.files import find_weights, indexed_files, read_header
 
-_WHOLE = {"I32": "<i4", "I64": "<i8"}
+_WHOLE = {"U8": "<u1", "I32": "<i4", "I64": "<i8"}
 
 
 class Headers(Protocol):
@@ -28,7 +28,7 @@ class Headers(Protocol):
         """As safetensors spells it ("F32", "BF16")."""
 
     def whole_numbers(self, name: str) -> NDArray[np.int64]:
-        """The content of a tensor of 32 or 64 bits that are whole numbers."""
+        """The content of a tensor of 8 bits without a sign, or of 32 or 64, that are whole numbers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,13 +49,8 @@ class ProcessActivity:
         self._is_busy = True
 
     @property
-    def used_s(self) -> float:
-        """Processor time in seconds of the thread that has used most, as of the last look."""
-        return max((thread.ran_s for thread in self._seen.values()), default=0.0)
-
-    @property
     def used_since_s(self) -> float:
-        """The same, of what each thread has used since the first look."""
+        """Processor time in seconds of the thread that has used most from the first look to the last."""
         grown = (t.ran_s - self._first.get(name, _NEW).ran_s for name, t in self._seen.items())
         return max(grown, default=0.0)
 

@@ -1,4 +1,4 @@
-"""What a confined process and its owner agree on (`job_loop`, `processes`)."""
+"""What a confined process and its owner agree on (`job_loop.py`, `processes.py`)."""
 
 import struct
 

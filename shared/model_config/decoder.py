@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from shared.checkpoint.folder import Checkpoint
-from shared.errors import InvalidRequest
+from shared.checkpoint.refusal import bad_option
 from shared.model_backends import ModelBackend
 from shared.model_config.quantization import (
+    ASCEND,
     quantization_of_encoder,
     quantization_said,
     read_stored_codes,
@@ -74,7 +75,7 @@ def read_config(
     values = {**defaults, **none, **{k: value for k, value in text.items() if value is not None}}
     values |= overrides or {}
     if values["hidden_act"] not in ("silu", "swish"):
-        raise _refuse(checkpoint, f"hidden_act {values['hidden_act']!r}; this model has silu")
+        raise bad_option(checkpoint, f"hidden_act {values['hidden_act']!r}; this model has silu")
     refuse_quantization(checkpoint, ModelBackend.NATIVE)
 
     def whole(key: str) -> int:
@@ -82,14 +83,16 @@ def read_config(
 
     heads = whole("num_attention_heads")
     if heads < 1:
-        raise _refuse(checkpoint, f"{heads} attention heads")
+        raise bad_option(checkpoint, f"{heads} attention heads")
     hidden_size = whole("hidden_size")
     head_size = whole("head_dim") if values.get("head_dim") else hidden_size // heads
     kv_heads = whole("num_key_value_heads") if values.get("num_key_value_heads") else heads
     if head_size < 1:
-        raise _refuse(checkpoint, f"{heads} attention heads of size {head_size}")
+        raise bad_option(checkpoint, f"{heads} attention heads of size {head_size}")
     if heads % kv_heads:
-        raise _refuse(checkpoint, f"{heads} attention heads do not divide into {kv_heads} groups")
+        raise bad_option(
+            checkpoint, f"{heads} attention heads do not divide into {kv_heads} groups"
+        )
     layers = whole("num_hidden_layers")
     return DecoderConfig(
         vocab_size=whole("vocab_size"),
@@ -123,7 +126,7 @@ def read_whole(checkpoint: Checkpoint, key: str, value: Any) -> int:
     try:
         return int(value)
     except (TypeError, ValueError, OverflowError):
-        raise _refuse(
+        raise bad_option(
             checkpoint, f"{key} is {cut(repr(value), 60)}, which is no whole number"
         ) from None
 
@@ -132,17 +135,18 @@ def refuse_quantization(checkpoint: Checkpoint, by: ModelBackend) -> None:
     """Raises InvalidRequest for a checkpoint whose weights are quantized in a way that is not read where the code of
     `by`, a decoder of ours or transformers, runs the layers."""
     if key := quantization_of_encoder(checkpoint):
-        raise _refuse(checkpoint, f"vision_config has {key}: encoders are read as numbers alone")
+        raise bad_option(checkpoint, f"vision_config has {key}: encoders are read as numbers alone")
     if by is ModelBackend.NATIVE:
         read_stored_codes(checkpoint)
         return
     said = quantization_said(checkpoint)
     if said is not None:
         key, found = said
-        method = found.get("quant_method") if isinstance(found, dict) else found
-        raise _refuse(
+        method = found.get("quant_method") if isinstance(found, dict) else None
+        where = f"{key}, beside it," if found == ASCEND else key
+        raise bad_option(
             checkpoint,
-            f"{key} says {method or 'that weights are quantized'}: quantized checkpoints are not supported where the"
+            f"{where} says {method or 'that weights are quantized'}: quantized checkpoints are not supported where the"
             " code of transformers runs the layers; serve the model in float32, float16 or bfloat16",
         )
 
@@ -155,22 +159,16 @@ def _windows(
         return (None,) * layers
     window = int(values["sliding_window"])
     if window < 1:
-        raise _refuse(checkpoint, f"sliding_window {window} is not a number of tokens")
+        raise bad_option(checkpoint, f"sliding_window {window} is not a number of tokens")
     kinds = values.get("layer_types")
     if kinds is None:
         first = int(values.get("max_window_layers", 0))
         return tuple(window if i >= first else None for i in range(layers))
     unknown = sorted(set(kinds) - _LAYER_TYPES)
     if unknown or len(kinds) != layers:
-        raise _refuse(
+        raise bad_option(
             checkpoint,
             f"layer_types has {len(kinds)} entries for {layers} layers, of which unknown are"
             f" {', '.join(unknown) or 'none'}; there are {', '.join(sorted(_LAYER_TYPES))}",
         )
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
-
-
-def _refuse(checkpoint: Checkpoint, what: str) -> InvalidRequest:
-    return InvalidRequest(
-        "UNSUPPORTED_CONFIG", f"{checkpoint.folder / 'config.json'}: {what}", field="model"
-    )

@@ -2,10 +2,12 @@
 
 Fields: AutoAWQ (https://github.com/casper-hansen/AutoAWQ), AutoGPTQ and GPTQModel
 (https://github.com/ModelCloud/GPTQModel), compressed-tensors (https://github.com/vllm-project/compressed-tensors),
-"fp8" as DeepSeek-V3 and Qwen3-FP8 have it (FineGrainedFP8Config of https://github.com/huggingface/transformers).
+"fp8" as DeepSeek-V3 and Qwen3-FP8 have it, and "fbgemm_fp8" (FineGrainedFP8Config and FbgemmFp8Config of
+https://github.com/huggingface/transformers), bitsandbytes (https://github.com/bitsandbytes-foundation/bitsandbytes),
+AutoRound (https://github.com/intel/auto-round), Model Optimizer (https://github.com/NVIDIA/Model-Optimizer).
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,21 +27,29 @@ from shared.text.cutting import cut
 GGUF, AWQ, GPTQ, PACKED, BYTES = "gguf", "awq", "gptq", "pack-quantized", "int-quantized"
 ASCEND = "ascend"
 FLOAT8 = "float-quantized"
+NVFP4, MXFP4 = "nvfp4-pack-quantized", "mxfp4-pack-quantized"
+MODELOPT4 = "modelopt-nvfp4"
+BNB4, BNB8 = "bitsandbytes-4bit", "bitsandbytes-8bit"
 _COMPRESSED = "compressed-tensors"
 _KEYS = ("quantization_config", "compression_config")
-_FP8 = "fp8"
-_METHODS = (AWQ, GPTQ, _FP8, _COMPRESSED)
+# How scales are shared in these, and by how many inputs.
+_FLOAT4 = {NVFP4: ("tensor_group", 16), MXFP4: ("group", 32)}
+_FP8, _FBGEMM = "fp8", "fbgemm_fp8"
+_BNB = "bitsandbytes"
+_AUTO_ROUND = "auto-round"
+_MODELOPT = "modelopt"
 
 
 @dataclass(frozen=True)
 class StoredCodes:
-    """`layout`: AWQ, GPTQ, one of compressed-tensors' two, or FLOAT8; `bits` of a code; `group`: inputs that share a
-    scale, 0 for all of an output's; `symmetric`: zero is the code in the middle; `zero_shift`: what is added to stored
-    zero points; `ordered`: which group an input belongs to is stored; `one_scale`: all outputs share it; `left_out`:
-    layers that are numbers, by their names, with AWQ, GPTQ and fp8 by parts of them; `block`: outputs and inputs that
-    share a scale of FLOAT8; `inverse_name`: its scales are called weight_scale_inv; `activations`: bits in which these
-    are wanted, 8 or 16; `whole`: layers of ASCEND that want 8, by their names; `narrow`: those with codes of 4 bits;
-    `two_a_byte`: of which two lie in a byte."""
+    """`layout`: AWQ, GPTQ, one of compressed-tensors', of bitsandbytes', or FLOAT8; `bits` of a code; `group`: inputs
+    that share a scale, 0 for all of an output's; `symmetric`: zero is the code in the middle; `zero_shift`: what is
+    added to stored zero points; `ordered`: which group an input belongs to is stored; `one_scale`: all outputs share
+    it; `left_out`: layers that are numbers, by their names, with AWQ, GPTQ and fp8 by parts of them; `block`: outputs
+    and inputs that share a scale of FLOAT8; `inverse_name`: its scales are called weight_scale_inv; `activations`: bits
+    in which these are wanted, 8 or 16; `whole`: layers of ASCEND that want 8, by their names; `narrow`: those with
+    codes of 4 bits; `two_a_byte`: of which two lie in a byte; `mixed`: bits, groups and whether zero is in the middle
+    are each layer's own, by the shapes of its tensors."""
 
     layout: str
     bits: int
@@ -55,6 +65,7 @@ class StoredCodes:
     whole: frozenset[str] = frozenset()
     narrow: frozenset[str] = frozenset()
     two_a_byte: bool = False
+    mixed: bool = False
 
     def has_whole_activations(self, weight: str) -> bool:
         """Whether a layer, by the stored name of its weight, wants activations of 8 bits."""
@@ -99,21 +110,19 @@ def read_stored_codes(checkpoint: Checkpoint) -> StoredCodes | None:
         return None
     key, found = said
     method = str(found.get("quant_method")) if isinstance(found, Mapping) else str(found)
-    fields = _Fields(checkpoint, key, method, found if isinstance(found, Mapping) else {})
+    values = found if isinstance(found, Mapping) else {}
+    if values.get("load_in_4bit") or values.get("load_in_8bit"):
+        method = _BNB  # which did not always say so
+    fields = _Fields(checkpoint, key, method, values)
     if method == GGUF and checkpoint.is_gguf:
         return None  # each tensor says how it is stored
     if method in (ASCEND, "None") and (name := find_description(checkpoint)):
         return _ascend(checkpoint, name)
-    if method == AWQ:
-        return _awq(fields)
-    if method == GPTQ:
-        return _gptq(fields)
-    if method == _FP8:
-        return _fp8(fields)
-    if method == _COMPRESSED:
-        return _compressed(fields)
+    if (read := _READERS.get(method)) is not None:
+        return read(fields)
+    known = list(_READERS)
     raise fields.refusal(
-        f"of quantized checkpoints those of {', '.join(_METHODS[:-1])} and {_METHODS[-1]} are read;"
+        f"of quantized checkpoints those of {', '.join(known[:-1])} and {known[-1]} are read;"
         " serve the model in float32, float16 or bfloat16"
     )
 
@@ -223,17 +232,32 @@ def _awq(fields: _Fields) -> StoredCodes:
 
 def _gptq(fields: _Fields) -> StoredCodes:
     version = fields.one_of("checkpoint_format", ("gptq", "gptq_v2"), default="gptq")
-    fields.refuse("is_marlin_format", "dynamic")
+    fields.refuse("is_marlin_format")
     fields.one_of("pack_dtype", ("int32",), default="int32")
+    mixed = _is_mixed(fields, "dynamic")
     return StoredCodes(
         GPTQ,
         fields.one_of("bits", (4, 8)),
         fields.group("group_size"),
-        symmetric=fields.flag("sym", True),
+        symmetric=fields.flag("sym", True) and not mixed,
         zero_shift=1 if version == "gptq" else 0,
         ordered=fields.flag("desc_act", False),
         left_out=fields.names("modules_to_not_convert"),
+        mixed=mixed,
     )
+
+
+def _is_mixed(fields: _Fields, name: str) -> bool:
+    """Whether a field says of some layers, by their names or patterns of these, something else than of all."""
+    for layer, said in (fields.inner(name).values if fields.values.get(name) else {}).items():
+        if not isinstance(said, Mapping):
+            raise fields.refusal(f"{name} has no JSON object for {cut(layer, 80)}")
+        if (bits := said.get("bits", 4)) not in (4, 8, 16, 32):
+            raise fields.refusal(
+                f"{name} has {cut(repr(bits), 40)} bits for {cut(layer, 80)}, and there may be 4 or 8, or 16 for layers"
+                " that are not quantized"
+            )
+    return bool(fields.values.get(name))
 
 
 def _fp8(fields: _Fields) -> StoredCodes:
@@ -254,8 +278,74 @@ def _fp8(fields: _Fields) -> StoredCodes:
     )
 
 
+def _fbgemm(fields: _Fields) -> StoredCodes:
+    """As transformers' FbgemmFp8Config says it: a scale for each output."""
+    left_out = fields.names("modules_to_not_convert")
+    return StoredCodes(FLOAT8, 8, 0, symmetric=True, left_out=left_out)
+
+
+def _auto_round(fields: _Fields) -> StoredCodes:
+    """AutoRound's own format, whose layers are those of AutoGPTQ or of AutoAWQ."""
+    packing = fields.one_of(
+        "packing_format",
+        ("auto_round:auto_gptq", "auto_round:auto_awq", "auto_round:llm_compressor"),
+        "backend",
+    )
+    compressed = packing == "auto_round:llm_compressor"  # then in the layout of that tool
+    fields.one_of("data_type", ("mx_fp",) if compressed else ("int",), default="int")
+    if not compressed:
+        fields.one_of("act_bits", (16, 32), default=16)
+    symmetric, group = fields.flag("sym", True), fields.group("group_size")
+    mixed = _is_mixed(fields, "extra_config")
+    layers = fields.inner("extra_config").values if mixed else {}
+    names = tuple(name for name, said in layers.items() if said.get("bits") in (16, 32))
+    own = [name for name, said in layers.items() if _differs(said, fields) and name not in names]
+    if own and packing != "auto_round:auto_gptq":
+        raise fields.refusal(
+            f"extra_config says of {cut(own[0], 80)} something else than of other layers, which is supported with"
+            " packing_format auto_round:auto_gptq alone"
+        )
+    if compressed:
+        fields.one_of("group_size", (_FLOAT4[MXFP4][1],))
+        return StoredCodes(MXFP4, fields.one_of("bits", (4,)), group, True, left_out=names)
+    if packing == "auto_round:auto_awq":
+        bits = fields.one_of("bits", (4,))
+        return StoredCodes(AWQ, bits, group, symmetric=False, left_out=names)
+    bits = fields.one_of("bits", (4, 8))
+    if own:
+        return StoredCodes(GPTQ, bits, group, False, zero_shift=1, left_out=names, mixed=True)
+    return StoredCodes(GPTQ, bits, group, symmetric, zero_shift=1, left_out=names)
+
+
+def _differs(said: Mapping[str, Any], fields: _Fields) -> bool:
+    return any(value != fields.values.get(name) for name, value in said.items())
+
+
+def _modelopt(fields: _Fields) -> StoredCodes:
+    """Scales of activations and of a cache, which may be there, are for those who make codes of these."""
+    if fields.values.get("quantization"):  # as hf_quant_config.json has it
+        fields = fields.inner("quantization")
+    left_out = (*fields.names("ignore"), *fields.names("exclude_modules"))
+    if fields.one_of("quant_algo", ("FP8", "NVFP4")) == "FP8":
+        return StoredCodes(FLOAT8, 8, 0, symmetric=True, one_scale=True, left_out=left_out)
+    size = _FLOAT4[NVFP4][1]
+    fields.one_of("group_size", (size,), default=size)
+    return StoredCodes(MODELOPT4, 4, size, symmetric=True, left_out=left_out)
+
+
+def _bitsandbytes(fields: _Fields) -> StoredCodes:
+    left_out = fields.names("llm_int8_skip_modules")
+    if fields.flag("load_in_8bit", False):
+        return StoredCodes(BNB8, 8, 0, symmetric=True, left_out=left_out)
+    if not fields.flag("load_in_4bit", False):
+        raise fields.refusal("neither load_in_4bit nor load_in_8bit is true")
+    fields.one_of("bnb_4bit_quant_type", ("nf4", "fp4"), default="fp4")
+    fields.one_of("bnb_4bit_quant_storage", ("uint8",), default="uint8")
+    return StoredCodes(BNB4, 4, 0, symmetric=True, left_out=left_out)
+
+
 def _compressed(fields: _Fields) -> StoredCodes:
-    layout = fields.one_of("format", (PACKED, BYTES, FLOAT8))
+    layout = fields.one_of("format", (PACKED, BYTES, FLOAT8, *_FLOAT4))
     fields.one_of("quantization_status", ("compressed", "frozen"), default="compressed")
     fields.refuse("kv_cache_scheme", "transform_config")
     sparsity = fields.values.get("sparsity_config")
@@ -265,9 +355,16 @@ def _compressed(fields: _Fields) -> StoredCodes:
     if not groups.values:
         raise fields.refusal("config_groups is empty")
     schemes = [_scheme(groups.inner(name), layout) for name in groups.values]
-    if any(scheme != schemes[0] for scheme in schemes):
-        raise fields.refusal("config_groups has several schemes, and one is supported")
-    return replace(schemes[0], left_out=fields.names("ignore"))
+    left_out = fields.names("ignore")
+    differ = any(scheme != schemes[0] for scheme in schemes)
+    if differ and layout == PACKED and not any(scheme.ordered for scheme in schemes):
+        return replace(schemes[0], left_out=left_out, mixed=True)
+    if differ:
+        raise fields.refusal(
+            "config_groups has several schemes, and one is supported: quantize"
+            " all layers alike, and list others in ignore"
+        )
+    return replace(schemes[0], left_out=left_out)
 
 
 def _scheme(group: _Fields, layout: str) -> StoredCodes:
@@ -276,6 +373,8 @@ def _scheme(group: _Fields, layout: str) -> StoredCodes:
     group.one_of("format", (layout,), default=layout)
     if layout == FLOAT8:
         return _float_scheme(weights)
+    if layout in _FLOAT4:
+        return _float4_scheme(weights, layout)
     weights.one_of("type", ("int",), default="int")
     bits = weights.one_of("num_bits", (4, 8) if layout == PACKED else (8,))
     known = ("channel", "group") if layout == PACKED else ("tensor", "channel", "group")
@@ -312,3 +411,25 @@ def _float_scheme(weights: _Fields) -> StoredCodes:
     strategy = weights.one_of("strategy", ("tensor", "channel", "block"), default="tensor")
     block = weights.block("block_structure") if strategy == "block" else None
     return StoredCodes(FLOAT8, 8, 0, symmetric=True, one_scale=strategy == "tensor", block=block)
+
+
+def _float4_scheme(weights: _Fields, layout: str) -> StoredCodes:
+    strategy, size = _FLOAT4[layout]
+    weights.one_of("type", ("float",))
+    weights.one_of("num_bits", (4,))
+    weights.one_of("symmetric", (True,), default=True)
+    weights.one_of("strategy", (strategy,))
+    weights.one_of("group_size", (size,))
+    return StoredCodes(layout, 4, size, symmetric=True)
+
+
+_READERS: Mapping[str, Callable[[_Fields], StoredCodes]] = {
+    AWQ: _awq,
+    GPTQ: _gptq,
+    _AUTO_ROUND: _auto_round,
+    _BNB: _bitsandbytes,
+    _FP8: _fp8,
+    _FBGEMM: _fbgemm,
+    _MODELOPT: _modelopt,
+    _COMPRESSED: _compressed,
+}

@@ -45,6 +45,7 @@ class AdapterRegistry:
     """The adapters of one model. All methods raise Unavailable when Redis is away or refuses to write."""
 
     def __init__(self, redis: Redis, keys: Keys) -> None:
+        self.redis = redis
         self._scripts = Scripts(redis, keys.prefix)
         self._runs = connection_of(redis).runs
         self._prefix = keys.prefix
@@ -119,7 +120,7 @@ class AdapterDirectory(RegistryLoop):
         serve: Callable[[RegisteredAdapters], None] = lambda found: None,
     ) -> None:
         """gateway: the id of the one that serves by it, empty in other services. `serve` is called with each change."""
-        super().__init__()
+        super().__init__(registry.redis)
         self._registry = registry
         self._gateway = gateway
         self._serve = serve

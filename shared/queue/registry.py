@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
+from weakref import WeakKeyDictionary
 
 import structlog
 from redis.asyncio import Redis
@@ -21,6 +22,7 @@ from shared.net.redis.connection import connection_of
 from shared.net.supervise import Background
 from shared.queue.keys import Keys
 from shared.queue.scripts import Scripts
+from shared.telemetry.outage import Outage
 
 log = structlog.get_logger(__name__)
 
@@ -30,6 +32,8 @@ _STARTING_S = 20.0
 _TTL_MS = 2_500
 _FORGET_MS = 60_000
 _PATIENCE_S = 2.0  # for the others to announce themselves again after Redis was away
+# All loops of a process find out at once that Redis is away: one of them says so.
+_outages: WeakKeyDictionary[Redis, Outage] = WeakKeyDictionary()
 
 # What a process does at the moment: numbers by name.
 Load = Mapping[str, int | float]
@@ -57,8 +61,9 @@ def members_of(flat: Sequence[bytes]) -> list[Member]:
 class RegistryLoop(ABC):
     """A background task that repeats one step every half second or sooner, also after failures of Redis."""
 
-    def __init__(self) -> None:
+    def __init__(self, redis: Redis) -> None:
         self._task: Background | None = None
+        self._outage = _outages.setdefault(redis, Outage(log, "Redis is away", "Redis is back"))
 
     @abstractmethod
     async def _once(self) -> None:
@@ -78,18 +83,13 @@ class RegistryLoop(ABC):
         await supervise.end(self._task)
 
     async def _repeat(self) -> None:
-        away = False
         while True:
             await asyncio.sleep(self._pause_s())
             try:
                 await self._once()
-                if away:
-                    log.info("redis is back")
-                away = False
+                self._outage.over(self)
             except Unavailable as error:
-                if not away:
-                    log.warning("redis is away", error=error.message)
-                away = True
+                self._outage.note(error.message, self)
 
 
 class Announcement(RegistryLoop):
@@ -111,7 +111,7 @@ class Announcement(RegistryLoop):
         the digest of its weights; they were loaded just now. `numerics`: as `Member` has them. `load`: what it does at
         the moment, asked for at each announcement, on the event loop.
         """
-        super().__init__()
+        super().__init__(redis)
         self._content = content.hex()
         self._numerics = numerics
         self._load = load
@@ -161,7 +161,7 @@ class Directory(RegistryLoop):
     """
 
     def __init__(self, redis: Redis, keys: Keys, service: str) -> None:
-        super().__init__()
+        super().__init__(redis)
         self._scripts = Scripts(redis, keys.prefix)
         self._runs = connection_of(redis).runs
         self._prefix = keys.prefix
@@ -195,18 +195,6 @@ class Directory(RegistryLoop):
     async def changed(self) -> None:
         """Waits until the list changes."""
         await self._changed.wait()
-
-    async def wait_for_one(self, timeout_s: float) -> Member:
-        """The first member, waiting for it if need be. Raises Unavailable when none comes."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                while not self.members:
-                    await self.changed()
-        except TimeoutError:
-            raise Unavailable(
-                f"NO_{self._service.upper()}", f"no {self._service} is running; start one and retry"
-            ) from None
-        return self.members[0]
 
     def pick(self, digest: bytes) -> list[Member]:
         """All members in the order in which `digest` prefers them (rendezvous hashing, Thaler and Ravishankar 1998)."""

@@ -45,15 +45,6 @@ def decode_pooled(record: bytes) -> npt.NDArray[np.float32]:
     return np.frombuffer(record, "<f4", offset=4)
 
 
-def encode_logprobs(
-    token: int, ids: Sequence[int], logprobs: Sequence[float] | npt.NDArray[np.float32]
-) -> bytes:
-    """One record with log-probabilities; `ids[0]` is the token itself, then the top ones."""
-    values = np.asarray(logprobs, "<f4")
-    top_ids = np.asarray(ids[1:], "<i4")[None]
-    return encode_records([token], values[:1], top_ids, values[None, 1:], len(ids) - 1)
-
-
 def encode_records(
     tokens: Sequence[int],
     own: npt.NDArray[np.float32],

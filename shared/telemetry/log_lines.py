@@ -80,7 +80,7 @@ def as_traceback(*, quotes_errors: bool) -> Processor:
 
 
 def bound_values(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """No value is longer than 2,000 characters, and none but the traceback."""
+    """Values are numbers, or texts of at most 2,000 characters but for the traceback; lists are texts with commas."""
     for name, value in event.items():
         if isinstance(value, str):
             if len(value) > _LONGEST_VALUE and name != "exception":
@@ -89,6 +89,8 @@ def bound_values(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
             if not math.isfinite(value):  # has no place in JSON
                 event[name] = str(value)
         elif value is not None and not isinstance(value, int):
+            if isinstance(value, (list, tuple)):
+                value = ", ".join(map(str, value))
             event[name] = cut(str(value), _LONGEST_VALUE)
     return event
 
@@ -127,7 +129,8 @@ def _plain(_: WrappedLogger, __: str, event: EventDict) -> str:
     begin = f"{pop('timestamp', '')} [{pop('level', ''):<9}] {pop('event', ''):<{_EVENT_WIDTH}} "
     exception = pop("exception", "")
     fields = [f"{name}={_quoted(value)}" for name, value in sorted(event.items())]
-    return begin + " ".join(fields) + (f"\n{exception}" if exception else "")
+    line = (begin + " ".join(fields)).rstrip()
+    return line + (f"\n{exception}" if exception else "")
 
 
 def _quoted(value: object) -> str:

@@ -1,4 +1,4 @@
-"""Logs: one line an event, as text for people or as JSON for machines, with the service's name on each."""
+"""Logs: one line an event, as text for people or as JSON for machines, there with the service's name."""
 
 import asyncio
 import logging
@@ -48,13 +48,15 @@ def configure_logs(
     begin: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
-        in_service(service),
         structlog.processors.TimeStamper(
             fmt="%H:%M:%S.%f" if style == "text" else "iso", utc=style == "json"
         ),
     ]
+    # Whoever shows text says before each line which process it is from: the launcher, docker, a terminal of its own.
     written = (
-        [with_trace, bound_values, to_json] if style == "json" else [bound_values, to_text(stream)]
+        [in_service(service), with_trace, bound_values, to_json]
+        if style == "json"
+        else [bound_values, to_text(stream)]
     )
     end: list[Processor] = [*written]
     processors = [*begin, as_traceback(quotes_errors=quotes_errors), *end]

@@ -63,7 +63,7 @@ class TokenizerFile:
 
 def read_tokenizer(path: Path) -> TokenizerFile:
     """Reads the `tokenizer.json` at `path` and the files beside it; where there is none, the folder's tokenizer in
-    one of `tokenizer_formats`.
+    another format (`shared/text/tokenizer_formats`).
 
     Raises OSError or ValueError if one cannot be read.
     """

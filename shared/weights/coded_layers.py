@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from functools import partial
+from typing import TypeAlias
 
 from torch import Tensor
 
@@ -10,27 +11,51 @@ from shared.checkpoint.weight_reader import WeightReader
 from shared.model_config.quantization import (
     ASCEND,
     AWQ,
+    BNB4,
+    BNB8,
     BYTES,
     FLOAT8,
     GPTQ,
+    MODELOPT4,
+    MXFP4,
+    NVFP4,
     PACKED,
     StoredCodes,
 )
 from shared.weights.layouts.layout import NOT_FINITE, BadCodes
 from shared.weights.layouts.stored_layers import StoredLayers
-from shared.weights.linear_weight import CodedWeight, LinearWeight, StoredWeight
+from shared.weights.linear_weight import (
+    CodedWeight,
+    LinearWeight,
+    NearlyCodedWeight,
+    StoredWeight,
+)
 from shared.weights.quantized_weight import QuantizedWeight
 from shared.weights.readers.ascend import Ascend
 from shared.weights.readers.awq import Awq
-from shared.weights.readers.compressed_tensors import IntQuantized, PackQuantized
+from shared.weights.readers.bitsandbytes import Bnb4, Bnb8
+from shared.weights.readers.compressed_tensors import (
+    Float4,
+    IntQuantized,
+    ModeloptFloat4,
+    PackQuantized,
+)
 from shared.weights.readers.float8 import Float8
 from shared.weights.readers.gptq import Gptq
 
-_READERS: Mapping[str, type[Awq | Gptq | PackQuantized | IntQuantized | Float8 | Ascend]] = {
+_Codes: TypeAlias = (
+    Awq | Gptq | PackQuantized | IntQuantized | Float4 | ModeloptFloat4 | Ascend | Bnb4 | Bnb8
+)
+_READERS: Mapping[str, type[_Codes | Float8]] = {
     AWQ: Awq,
     GPTQ: Gptq,
     PACKED: PackQuantized,
     BYTES: IntQuantized,
+    NVFP4: Float4,
+    MXFP4: Float4,
+    MODELOPT4: ModeloptFloat4,
+    BNB4: Bnb4,
+    BNB8: Bnb8,
     FLOAT8: Float8,
     ASCEND: Ascend,
 }
@@ -66,17 +91,24 @@ class CodedLayers:
         InvalidRequest for other sizes than are stored."""
         self._stored.require_sizes(layer, out, inputs)
         tensors, layout = _Tensors(self._checkpoint, self._names, layer, reader), self._layout
+        if isinstance(layout, Gptq | PackQuantized):
+            own = self._stored.layout_of(layer)  # of the same class
+            assert isinstance(own, Gptq | PackQuantized)
+            layout = own
         if isinstance(layout, Float8):
             numbers = partial(self._numbers, layout, layer, tensors)
             return StoredWeight(layer, out, inputs, bias, numbers)
         if isinstance(layout, Ascend) and self.has_bias(layer):
             bias = self._bias(layout, layer, tensors)
         read = partial(self._read, layout, layer, tensors, inputs)
+        if isinstance(layout, Bnb4):
+            numbers = partial(self._numbers, layout, layer, tensors)
+            return NearlyCodedWeight(StoredWeight(layer, out, inputs, bias, numbers), read)
         return CodedWeight(layer, out, inputs, bias, read)
 
     def _read(
         self,
-        layout: Awq | Gptq | PackQuantized | IntQuantized | Ascend,
+        layout: _Codes,
         layer: str,
         tensors: "_Tensors",
         inputs: int,
@@ -91,7 +123,7 @@ class CodedLayers:
         return found
 
     def _numbers(
-        self, layout: Float8, layer: str, tensors: "_Tensors", rows: slice, columns: slice
+        self, layout: Float8 | Bnb4, layer: str, tensors: "_Tensors", rows: slice, columns: slice
     ) -> Tensor:
         try:
             return layout.numbers(tensors, rows, columns)

@@ -16,7 +16,7 @@ from shared.checkpoint.weight_reader import WeightReader
 from shared.errors import InvalidRequest
 from shared.weights.coded_rows import CodedRows, Table
 from shared.weights.layouts.layout import NOT_FINITE
-from shared.weights.linear_weight import CodedWeight, LinearWeight, Places, StoredWeight
+from shared.weights.linear_weight import CodedWeight, LinearWeight, NearlyCodedWeight, StoredWeight
 from shared.weights.on_the_fly import quantize
 from shared.weights.quantized_weight import QuantizedWeight
 from shared.weights.readers.gguf import is_exact, read_blocks, read_numbers
@@ -75,12 +75,12 @@ class GgufLayers:
             weight = CodedWeight(layer, out, inputs, bias, read)
         elif kind in CODED:
             numbers = partial(self._read_numbers, stored, kind, inputs, reader)
-            weight = _QuantizedHere(StoredWeight(layer, out, inputs, bias, numbers))
+            weight = _quantized_here(StoredWeight(layer, out, inputs, bias, numbers))
         elif _as_one(name) in self._coded_groups:
             log.info(
                 "becomes codes of 8 bits, as its neighbours are codes", tensor=stored, type=kind
             )
-            weight = _QuantizedHere(weight)
+            weight = _quantized_here(weight)
         order = self._checkpoint.order(stored)
         return weight if order is None else weight.reordered(order)
 
@@ -128,18 +128,11 @@ class GgufLayers:
         return InvalidRequest(reason, f"{self._checkpoint.origin}: {what}", field="model")
 
 
-class _QuantizedHere(CodedWeight):
-    """Of numbers, which it still has for those who want no codes."""
+def _quantized_here(numbers: LinearWeight) -> LinearWeight:
+    def codes_of(rows: slice) -> QuantizedWeight:
+        return quantize(numbers.shard("out", [(rows.start, rows.stop)]), _OF_NUMBERS)
 
-    def __init__(self, numbers: LinearWeight) -> None:
-        super().__init__(numbers.name, numbers.out, numbers.inputs, numbers.bias, self._codes_of)
-        self._numbers = numbers
-
-    def select(self, rows: Places, columns: Places, dtype: torch.dtype) -> Tensor:
-        return self._numbers.select(rows, columns, dtype)
-
-    def _codes_of(self, rows: slice) -> QuantizedWeight:
-        return quantize(self._numbers.shard("out", [(rows.start, rows.stop)]), _OF_NUMBERS)
+    return NearlyCodedWeight(numbers, codes_of)
 
 
 def _as_one(name: str) -> str:

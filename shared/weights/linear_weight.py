@@ -41,7 +41,7 @@ class LinearWeight(ABC):
 
     @abstractmethod
     def select(self, rows: Places, columns: Places, dtype: torch.dtype) -> Tensor:
-        """The weights of some outputs (rows) and inputs (columns), in their order. No others are read."""
+        """[rows, columns]: the weights of some outputs and inputs, in their order. No others are read."""
 
     def quantized(self) -> QuantizedWeight | None:
         """The codes, or None for a weight that is not quantized. Whatever was cut, stacked, reordered or spread is
@@ -178,6 +178,19 @@ class CodedWeight(LinearWeight):
         runs, order = _runs(rows, self.out)
         found = stacked([self._read(run) for run in runs])
         return found if order is None else found.outputs(order.numpy())
+
+
+class NearlyCodedWeight(CodedWeight):
+    """One weight as codes that are not quite its numbers, which it still has for those who want no codes."""
+
+    def __init__(self, numbers: LinearWeight, read: Callable[[slice], QuantizedWeight]) -> None:
+        """read: as of `CodedWeight`."""
+        super().__init__(numbers.name, numbers.out, numbers.inputs, numbers.bias, read)
+        self._numbers = numbers
+
+    def select(self, rows: Places, columns: Places, dtype: torch.dtype) -> Tensor:
+        """See `LinearWeight.select`."""
+        return self._numbers.select(rows, columns, dtype)
 
 
 class StackedWeight(LinearWeight):

@@ -66,11 +66,20 @@ TEMPLATE = (
 ALL = "chat picture call answer json"
 PYTHON: Mapping[str, tuple[list[str], str]] = {
     "openai": (["openai>=3,<4"], f"{ALL} models vector unknown"),
-    "anthropic": (["anthropic>=2,<3"], f"{ALL} count models unknown"),
+    "anthropic": (["anthropic>=2,<3"], f"{ALL} agent count models unknown"),
     "litellm": (["litellm>=1.100,<2"], f"{ALL} vector"),
     "langchain": (
         ["langchain-openai>=1.7,<2", "langchain-anthropic>=1.7,<2", "langchain-ollama>=1.1,<2"],
         f"{ALL} sees vector",
+    ),
+    "langgraph": (
+        [
+            "langchain>=1.5,<2",
+            "langchain-openai>=1.7,<2",
+            "langchain-anthropic>=1.7,<2",
+            "langchain-ollama>=1.1,<2",
+        ],
+        "agent",
     ),
     "pydantic_ai": (["pydantic-ai-slim[openai,anthropic]>=2.60,<3"], "chat picture agent json"),
     "huggingface_hub": (["huggingface_hub>=2,<3"], f"{ALL} text"),

@@ -4,8 +4,7 @@ import asyncio
 import json
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from services.launcher import cli
 from tessera.gateway.v1 import chat_pb2, chat_pb2_grpc
 from tests.support.pictures import data_url, png
 from tests.support.processes.compose import Stack
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(1500)]
 
@@ -60,13 +60,6 @@ async def ask_many(
         return await asyncio.gather(*calls)
 
 
-def until(condition: Callable[[], bool], what: str, within_s: float = 120) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.5)
-
-
 def test_chat_over_rest(stack: Stack) -> None:
     answer = ask(stack, 1)
     assert answer.choices[0].message.content
@@ -97,8 +90,12 @@ def test_chat_over_grpc(stack: Stack) -> None:
 
 async def test_replicas_share_the_work(stack: Stack) -> None:
     stack.up(vision_encoder=2, decoder=2)
-    until(lambda: len(stack.members("vision_encoder")) == 2, "two encoders in the registry")
-    until(lambda: len(stack.members("decoder")) == 2, "two decoders in the registry")
+    until(
+        lambda: len(stack.members("vision_encoder")) == 2,
+        "two encoders in the registry",
+        every_s=0.5,
+    )
+    until(lambda: len(stack.members("decoder")) == 2, "two decoders in the registry", every_s=0.5)
     answers = await ask_many(stack, range(100, 140))
     assert all(answer.choices[0].message.content for answer in answers)
     held = {instance: stack.artifacts(instance) for instance in stack.members("vision_encoder")}
@@ -158,6 +155,7 @@ async def test_killed_replicas_cost_no_answer(stack: Stack) -> None:
     until(
         lambda: stack.restarts("decoder") + stack.restarts("vision_encoder") >= restarts + 2,
         "killed containers are started again",
+        every_s=0.5,
     )
     stack.up(vision_encoder=2, decoder=2)
     assert ask(stack, 300).choices[0].message.content

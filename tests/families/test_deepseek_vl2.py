@@ -12,12 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from services.families import registry
 from services.families.deepseek_vl2.generic import load_text_model
-from services.families.family import ItemSize, load_part
-from services.preprocess.prompt.prompt_rule import ImageProcessing, PromptRule
+from services.families.family import ItemSize
 from services.preprocess.worker.pixel_maker import PixelMaker
-from services.vision_encoder.devices.cpu.device import CpuDevice
-from services.vision_encoder.loading import load_encoder
-from services.vision_encoder.towers.encoder import BadPixels, Encoder, pixel_item
+from services.vision_encoder.towers.encoder import BadPixels, pixel_item
 from shared.artifacts.store import ArtifactStore
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.processor import image_processor_name
@@ -36,6 +33,7 @@ from tests.support.decoder.step_stream import (
     make_plan,
     running_decoder,
 )
+from tests.support.family_parts import encoder_of, rule_of
 from tests.support.generic_models import parameters
 from tests.support.pictures import data_url, png
 from tests.support.processes.answers import ask_all
@@ -75,18 +73,6 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     tensors["language.lm_head.weight"][DeepSeekVL2(path).image_id] = 0
     save_file(tensors, path / "model.safetensors", {"format": "pt"})
     return path
-
-
-def rule_of(folder: Path) -> PromptRule:
-    checkpoint = Checkpoint(folder)
-    rule: PromptRule = load_part(registry.find(checkpoint).prompt)(checkpoint, ImageProcessing())
-    return rule
-
-
-def encoder_of(checkpoint: Checkpoint) -> Encoder:
-    encoder = load_encoder(checkpoint, CpuDevice(torch.float32))
-    assert encoder is not None
-    return encoder
 
 
 @pytest.mark.parametrize("engine", tower_engine.ENGINES)

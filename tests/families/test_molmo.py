@@ -13,12 +13,9 @@ import pytest
 import torch
 
 from services.families import registry
-from services.families.family import ItemSize, load_part
+from services.families.family import ItemSize
 from services.preprocess.media.processor_config import read_processor_config
-from services.preprocess.prompt.prompt_rule import ImageProcessing, PromptRule
-from services.vision_encoder.devices.cpu.device import CpuDevice
-from services.vision_encoder.loading import load_encoder
-from services.vision_encoder.towers.encoder import BadPixels, Encoder, pixel_item
+from services.vision_encoder.towers.encoder import BadPixels, pixel_item
 from shared.artifacts.store import ArtifactStore
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.processor import image_processor_class, image_processor_name
@@ -32,6 +29,7 @@ from tests.reference_models.molmo import Molmo, write_checkpoint
 from tests.support.chat_templates import chat_template
 from tests.support.decoder.greedy_reference import assert_same_up_to_ties
 from tests.support.decoder.step_stream import StepStream, Text, greedy, make_plan, running_decoder
+from tests.support.family_parts import encoder_of, rule_of
 from tests.support.processes.answers import Chat, ask_all
 from tests.support.processes.services_in_process import services_in_process
 from tests.support.vision_encoder import tower_engine
@@ -56,18 +54,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def reference(folder: Path) -> Molmo:
     return Molmo(folder)
-
-
-def rule_of(folder: Path) -> PromptRule:
-    checkpoint = Checkpoint(folder)
-    rule: PromptRule = load_part(registry.find(checkpoint).prompt)(checkpoint, ImageProcessing())
-    return rule
-
-
-def encoder_of(checkpoint: Checkpoint) -> Encoder:
-    encoder = load_encoder(checkpoint, CpuDevice(torch.float32))
-    assert encoder is not None
-    return encoder
 
 
 def test_pixels_are_resized_as_by_torch(folder: Path, reference: Molmo) -> None:

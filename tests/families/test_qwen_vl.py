@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from services.families import registry
-from services.families.family import ItemSize, load_part
+from services.families.family import ItemSize
 from services.preprocess.media.processor_config import read_processor_config
-from services.preprocess.prompt.prompt_rule import ImageProcessing, PromptRule
 from services.preprocess.prompt.tokenizer import PromptTokenizer
 from services.vision_encoder.devices.cpu.device import CpuDevice
 from services.vision_encoder.loading import load_encoder
@@ -33,6 +32,7 @@ from tests.support.decoder.step_stream import (
     make_plan,
     running_decoder,
 )
+from tests.support.family_parts import rule_of
 from tests.support.vision_encoder import tower_engine
 
 TALK = [("user", "<image>and <image>What?"), ("assistant", "Dogs."), ("user", "<image>And this?")]
@@ -47,12 +47,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def reference(folder: Path) -> QwenVL:
     return QwenVL(folder)
-
-
-def rule_of(folder: Path) -> PromptRule:
-    checkpoint = Checkpoint(folder)
-    rule: PromptRule = load_part(registry.find(checkpoint).prompt)(checkpoint, ImageProcessing())
-    return rule
 
 
 @pytest.mark.parametrize("engine", tower_engine.ENGINES)

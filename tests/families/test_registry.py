@@ -256,6 +256,19 @@ def test_what_transformers_cannot_run_here_is_refused_by_config_json(
         registry.text_sizes(checkpoint(tmp_path, **config))
 
 
+def test_codes_of_msmodelslim_are_refused_by_its_file_for_what_transformers_runs(
+    tmp_path: Path,
+) -> None:
+    experts = checkpoint(tmp_path, architectures=["Qwen3MoeForCausalLM"], num_experts=4)
+    described = {"model.layers.0.mlp.experts.0.up_proj.weight": "W4A8_DYNAMIC"}
+    (tmp_path / "quant_model_description.json").write_text(json.dumps(described))
+    said = (
+        r"quant_model_description\.json, beside it, says that weights are quantized: quantized che"
+    )
+    with pytest.raises(InvalidRequest, match=said):
+        registry.text_sizes(experts)
+
+
 @pytest.mark.parametrize("names", [{"architectures": ["DeepseekVLV2ForCausalLM"]}, {}])
 def test_a_model_is_known_by_its_keys_and_not_by_its_text_model(
     tmp_path: Path, names: dict[str, Any]

@@ -26,7 +26,7 @@ def export(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: 
     tokenizer.save_pretrained(folder)
 
 
-def export_pages(pages: dict[str, str], file: Path = HELD_OUT) -> None:
-    """The begin of each page by its name, as JSON."""
+def export_pages(pages: dict[str, str]) -> None:
+    """Writes the begin of each page by its name, as JSON."""
     shortened = {name: page[:_MOST] for name, page in pages.items()}
-    file.write_text(json.dumps(shortened, ensure_ascii=False, indent=1) + "\n", "utf-8")
+    HELD_OUT.write_text(json.dumps(shortened, ensure_ascii=False, indent=1) + "\n", "utf-8")

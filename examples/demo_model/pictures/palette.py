@@ -8,7 +8,6 @@ import random
 RGB = tuple[int, int, int]
 
 COLOURS = ("red", "orange", "yellow", "green", "blue", "purple", "black", "white")
-GROUND_COLOURS = (*COLOURS, "grey")
 
 # Values that other people's programs use under these names (CSS, X11, plotting and UI palettes).
 ANCHORS: dict[str, tuple[RGB, ...]] = {

@@ -78,9 +78,9 @@ class Scene:
         return next((t for t in self.things if t.is_number), None)
 
 
-def clear_of_lines(v: float, margin: float = CELL_MARGIN) -> bool:
+def clear_of_lines(v: float) -> bool:
     """Whether a coordinate keeps clear of both lines between the thirds."""
-    return abs(v - 1 / 3) >= margin and abs(v - 2 / 3) >= margin
+    return abs(v - 1 / 3) >= CELL_MARGIN and abs(v - 2 / 3) >= CELL_MARGIN
 
 
 def pick_canvas(rng: random.Random, largest: int = 420) -> tuple[int, int]:

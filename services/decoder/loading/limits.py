@@ -86,7 +86,7 @@ def find_limits(
         blocks=blocks,
         tokens=held,
         kv_dtype=_dtypes(spec),
-        at_full_length=round(held / longest, 1),
+        sequences_at_full_length=round(held / longest, 1),
         host_blocks=host_blocks,
         **({"state_mb": state_bytes >> 20} if spec.states else {}),
         **({"media_mb": encoder_bytes >> 20} if spec.encoder else {}),

@@ -171,31 +171,14 @@ def load_rank(
         # Of this thread, and those that it starts: the ones that compute.
         os.sched_setaffinity(0, place.cpus)
     sizes = registry.text_sizes(checkpoint, settings.model_backend)
-    kind = device_class(torch_device(settings.device))
-    dtype = kind.choose_dtype(settings.dtype, checkpoint)
-    device = kind(
-        dtype,
-        threads=threads,
-        block_size=settings.block_size,
-        small_model=checkpoint.is_small,
-        forms=settings.npu_forms,
-        weights=settings.npu_weights,
-    )
-    require_graphs(settings.graphs, device)
-    device.require_scheme(settings.quantization)
-    device.ops.scheme = device.find_scheme(settings.quantization, checkpoint.num_parameters)
-    device.ops.keeps_codes = settings.quantization != NONE
-    device.require_kv_cache(settings.kv_cache_dtype)
-    device.ops.codes_cache = settings.kv_cache_dtype == kv_cache_dtype.INT8
-    if not settings.kv_cache_memory_bytes:
-        device.require_free(settings.gpu_memory_utilization, settings.memory_sharers)
+    device = _open_device(settings, checkpoint, threads)
     longest = require_length(settings.max_model_len or sizes.max_position_embeddings)
     log.info(
         "found model",
         architecture=checkpoint.kind,
         layers=sizes.num_layers,
         device=device.name,
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=str(device.ops.dtype).removeprefix("torch."),
     )
     with device.explaining():
         device.ops.share = share
@@ -249,7 +232,7 @@ def load_rank(
             log.warning("grammars are refused", reason=str(error))
         name = fingerprint(
             checkpoint,
-            dtype,
+            device.ops.dtype,
             model.code,
             share.size,
             settings.quantization,
@@ -260,18 +243,41 @@ def load_rank(
         part = ServedPart(model.code, off, model.largest_difference, ranks)
         numerics = device.numerics(by_torch=model.code != DecoderModel.code)
         return Loaded(
-            worker,
-            device,
-            name,
-            content,
-            numerics,
-            equal,
-            measured,
-            model.needs,
-            part,
-            tuple(model.adapters),
-            kv_cache_dtype.INT8 if device.ops.codes_cache else "",
+            worker=worker,
+            device=device,
+            fingerprint=name,
+            content=content,
+            numerics=numerics,
+            row_invariant=equal,
+            profile=measured,
+            needs=model.needs,
+            part=part,
+            adapters=tuple(model.adapters),
+            kv_cache=kv_cache_dtype.INT8 if device.ops.codes_cache else "",
         )
+
+
+def _open_device(settings: DecoderSettings, checkpoint: Checkpoint, threads: int) -> Device:
+    """The device, told how weights and the cache are to be kept. Raises InvalidRequest for settings that it does not
+    have, Unavailable where its memory is taken."""
+    kind = device_class(torch_device(settings.device))
+    device = kind(
+        kind.choose_dtype(settings.dtype, checkpoint),
+        threads=threads,
+        block_size=settings.block_size,
+        small_model=checkpoint.is_small,
+        forms=settings.npu_forms,
+        weights=settings.npu_weights,
+    )
+    require_graphs(settings.graphs, device)
+    device.require_scheme(settings.quantization)
+    device.ops.scheme = device.find_scheme(settings.quantization, checkpoint.num_parameters)
+    device.ops.keeps_codes = settings.quantization != NONE
+    device.require_kv_cache(settings.kv_cache_dtype)
+    device.ops.codes_cache = settings.kv_cache_dtype == kv_cache_dtype.INT8
+    if not settings.kv_cache_memory_bytes:
+        device.require_free(settings.gpu_memory_utilization, settings.memory_sharers)
+    return device
 
 
 def _load_model(
@@ -315,7 +321,11 @@ def _planned_adapters(
 def _content(checkpoint: Checkpoint) -> bytes:
     began = time.perf_counter()
     content = content_digest(checkpoint)
-    log.info("found weights", content=content.hex(), ms=round(1e3 * (time.perf_counter() - began)))
+    log.info(
+        "digest of the weights",
+        content=content.hex(),
+        ms=round(1e3 * (time.perf_counter() - began)),
+    )
     return content
 
 

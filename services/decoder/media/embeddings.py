@@ -99,7 +99,8 @@ class Embeddings:
             self._evict()
 
     def rows(self, digest: bytes, first: int, last: int, promised: int, width: int) -> Tensor:
-        """Rows [first, last) of an artifact. Raises Precondition if it is away or not as promised.
+        """Rows [first, last) of an artifact, [last - first, width] on the model's device in its type. Raises
+        Precondition if it is away or not as promised.
 
         promised: number of rows the sequence counts on; width: of one row.
         """

@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from services.decoder.devices.base.largest import first_largest
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.models.layer_spec import LayerSpec
 from services.decoder.steps.attention_meta import PagedKV
@@ -112,7 +112,7 @@ class DecoderModel(ABC):
         return np.arange(len(prompt), dtype=np.int32)[None], 0
 
     def prefix(self, prompt: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> int:
-        """Tokens at the beginning of a prompt's ids that see each other, where `needs` says PREFIX_LM."""
+        """How many tokens at the beginning of a prompt's ids [tokens] see each other, where `needs` says PREFIX_LM."""
         return len(prompt)
 
     def media_view(self, prompt_len: int, media: Sequence[MediaItem]) -> MediaView:
@@ -143,6 +143,4 @@ class DecoderModel(ABC):
     def largest(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """Of each row's logits the index [rows] of the largest, the first of equals, and its value
         [rows], NaN if there is one among them. For those who want no more of them."""
-        logits = self.logits(hidden)
-        values, _ = logits.max(-1)
-        return (logits == values[:, None]).to(torch.uint8).argmax(-1), values
+        return first_largest(self.logits(hidden))

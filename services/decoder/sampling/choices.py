@@ -56,7 +56,8 @@ class Choices:
                 self.failed[row] = nan_logits()
 
     def score(self, samples: Ids, wanted: LogIds, logits: Floats) -> None:
-        """Adds the log-probabilities of some samples from their unchanged logits; wanted: see `pack_logprobs`."""
+        """Adds the log-probabilities of some samples [n] from their unchanged logits [n, vocabulary]; wanted [n]: see
+        `pack_logprobs`."""
         for sample, k, row in zip(samples.tolist(), wanted.tolist(), logits, strict=True):
             self.report(sample, RawLogits.of(row, k, will_change=False))
 

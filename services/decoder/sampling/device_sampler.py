@@ -38,7 +38,7 @@ class Draws:
         return result
 
     def choose(self, logits: "np.ndarray[tuple[int, int], np.dtype[np.float32]]", rows: Ids) -> Ids:
-        """The tokens of some samples by the host, from their logits."""
+        """The tokens int64 [n] of the samples `rows` [n] by the host, from their logits [n, vocabulary]."""
         tokens: Ids = logits.argmax(axis=1)
         warm = np.flatnonzero(
             (self.settings.temperature[rows] > 0) & np.isfinite(logits.max(axis=1))

@@ -178,7 +178,7 @@ class Sampler:
         return result
 
     def wanted_logprobs(self, slots: Ids) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
-        """How many of the most likely ids each slot asks for with its log-probabilities; -1: it asks for none."""
+        """[slots]: how many of the most likely ids each asks for with its log-probabilities; -1: it asks for none."""
         return self._logprobs[slots]
 
     def sample(self, logits: Floats, slots: Sequence[int] | Ids, output_lens: Ids) -> Choices:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shared.checkpoint.folder import Checkpoint
-from shared.errors import InvalidRequest
+from shared.checkpoint.refusal import bad_option
 from shared.model_config.decoder import DecoderConfig, read_config
 
 _DEFAULTS: Mapping[str, Any] = {
@@ -42,13 +42,13 @@ def read(checkpoint: Checkpoint) -> DecoderConfig:
     config = checkpoint.text_config
     for key, served in _ONLY.items():
         if (found := config.get(key)) is not None and found != served:
-            raise _refuse(
+            raise bad_option(
                 checkpoint, f"{key} {found!r}; ChatGLM2 and its successors have {served!r}"
             )
     values = {**_DEFAULTS, **{key: value for key, value in config.items() if value is not None}}
     ratio = float(values["rope_ratio"])
     if ratio != 1 and "chatglm2" in str(config.get("_name_or_path")).lower():
-        raise _refuse(
+        raise bad_option(
             checkpoint, f"rope_ratio {ratio:g}, which ChatGLM2 takes as a scale of positions"
         )
     shared = bool(values["multi_query_attention"])
@@ -76,10 +76,4 @@ def read(checkpoint: Checkpoint) -> DecoderConfig:
             "rope_interleaved": True,
             "rope_theta": _BASE * ratio,
         },
-    )
-
-
-def _refuse(checkpoint: Checkpoint, what: str) -> InvalidRequest:
-    return InvalidRequest(
-        "UNSUPPORTED_CONFIG", f"{checkpoint.folder / 'config.json'}: {what}", field="model"
     )

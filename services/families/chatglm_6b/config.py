@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shared.checkpoint.folder import Checkpoint
-from shared.errors import InvalidRequest
+from shared.checkpoint.refusal import bad_option
 from shared.model_config.decoder import DecoderConfig, read_config
 
 _DEFAULTS: Mapping[str, Any] = {
@@ -31,11 +31,11 @@ def read(checkpoint: Checkpoint) -> DecoderConfig:
     config = checkpoint.text_config
     for key, served in _ONLY.items():
         if (found := config.get(key)) is not None and found != served:
-            raise _refuse(checkpoint, f"{key} {found!r}; ChatGLM-6B is served with {served!r}")
+            raise bad_option(checkpoint, f"{key} {found!r}; ChatGLM-6B is served with {served!r}")
     values = {**_DEFAULTS, **{key: value for key, value in config.items() if value is not None}}
     size = int(values["hidden_size"]) // int(values["num_attention_heads"])
     if size % 4:
-        raise _refuse(checkpoint, f"heads of {size} elements, whose halves are not pairs")
+        raise bad_option(checkpoint, f"heads of {size} elements, whose halves are not pairs")
     return read_config(
         checkpoint,
         {
@@ -53,10 +53,4 @@ def read(checkpoint: Checkpoint) -> DecoderConfig:
             "qkv_by_head": True,
             "partial_rotary_factor": 0.5,
         },
-    )
-
-
-def _refuse(checkpoint: Checkpoint, what: str) -> InvalidRequest:
-    return InvalidRequest(
-        "UNSUPPORTED_CONFIG", f"{checkpoint.folder / 'config.json'}: {what}", field="model"
     )

@@ -4,7 +4,7 @@ Pixel values are [1 + tiles, 3, side, side]: the whole picture, then the tiles r
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -14,10 +14,10 @@ from services.families.deepseek_vl2.vision_config import VisionConfig
 from services.vision_encoder.towers import pixel_values
 from services.vision_encoder.towers.encoder import Item
 from services.vision_encoder.towers.native_encoder import SizedEncoder
-from services.vision_encoder.weights import tower_weights
+from services.vision_encoder.weights import renamed, tower_weights
 from shared.checkpoint.folder import Checkpoint
 
-_NAME = re.compile(r"(?:vision|projector)\..+|image_newline|view_seperator")
+_PARTS = ((re.compile(r"((?:vision|projector)\..+|image_newline|view_seperator)"), ""),)
 _UNUSED = "vision.attn_pool."  # what pools all patches to one row
 
 
@@ -35,7 +35,7 @@ class DeepSeekVL2Encoder(SizedEncoder):
             return name.startswith(_UNUSED)
 
         ops = self._device.ops
-        weights = tower_weights(checkpoint, _names(checkpoint), unused)
+        weights = tower_weights(checkpoint, renamed(checkpoint, _PARTS), unused)
         self._end = ops.vector(weights.take("image_newline", config.text_size))
         self._separator = ops.vector(weights.take("view_seperator", config.text_size))
         self._tower = DeepSeekVL2Tower(weights, config, ops)
@@ -63,10 +63,3 @@ class DeepSeekVL2Encoder(SizedEncoder):
         """[rows, hidden_size] of lines [lines, n, hidden_size], each with its end."""
         ends = self._end.expand(len(lines), 1, -1)
         return torch.cat([lines, ends], dim=1).flatten(0, 1)
-
-
-def _names(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
-    """Vision tensors: the name in the file, which is that in the network."""
-    for name in checkpoint.names():
-        if _NAME.fullmatch(name):
-            yield name, name

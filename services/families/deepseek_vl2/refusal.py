@@ -4,14 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shared.checkpoint.folder import Checkpoint
-from shared.errors import InvalidRequest
-
-
-def refused(checkpoint: Checkpoint, what: str) -> InvalidRequest:
-    """The refusal of one option."""
-    return InvalidRequest(
-        "UNSUPPORTED_CONFIG", f"{checkpoint.folder / 'config.json'}: {what}", field="model"
-    )
+from shared.checkpoint.refusal import bad_option
 
 
 def require(
@@ -21,4 +14,4 @@ def require(
     for key, served in only.items():
         if values.get(key, served) != served:
             name = f"{part}.{key}" if part else key
-            raise refused(checkpoint, f"{name} {values[key]!r}; only {served!r} is served")
+            raise bad_option(checkpoint, f"{name} {values[key]!r}; only {served!r} is served")

@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from services.families.deepseek_vl2.refusal import refused, require
+from services.families.deepseek_vl2.refusal import require
 from services.families.deepseek_vl2.vision_config import VisionConfig
 from services.families.family import ItemSize
 from services.families.llava_next.sizes import best_resolution
 from shared.checkpoint.files import read_json
 from shared.checkpoint.folder import Checkpoint
+from shared.checkpoint.refusal import bad_option
 from tessera.common.v1.media_pb2 import Modality
 
 GREY = (0.5, 0.5, 0.5)  # mean and deviation where no file names them
@@ -37,7 +38,7 @@ class Tiling:
         made = {"patch_size": vision.patch_size, "downsample_ratio": vision.fold}
         for key, value in made.items():
             if own.get(key, value) != value:
-                raise refused(
+                raise bad_option(
                     checkpoint, f"{key} is {value}, in processor_config.json {own[key]!r}"
                 )
         resolutions = own.get("candidate_resolutions") or config["candidate_resolutions"]
@@ -48,7 +49,7 @@ class Tiling:
             if len(pair) != 2 or min(pair) < side or any(edge % side for edge in pair)
         ]
         if wrong or not named or named[0][0] != side:
-            raise refused(
+            raise bad_option(
                 checkpoint, f"candidate_resolutions {wrong or named[:1]} of tiles of {side} pixels"
             )
         return cls(side, vision.line, tuple((height, width) for width, height in named))

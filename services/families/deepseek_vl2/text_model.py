@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from services.families.deepseek_vl2.refusal import refused, require
+from services.families.deepseek_vl2.refusal import require
 from shared.checkpoint.folder import Checkpoint
+from shared.checkpoint.refusal import bad_option
 from shared.model_backends import ModelBackend
 from shared.model_config.decoder import TextSizes, refuse_quantization
 
@@ -70,14 +71,14 @@ def class_and_settings(checkpoint: Checkpoint) -> tuple[str, dict[str, Any]]:
     require(checkpoint, part, values, _ONLY)
     method = str(values["topk_method"])
     if method not in _CLASSES:
-        raise refused(
+        raise bad_option(
             checkpoint, f"{part}.topk_method {method!r}; {', '.join(_CLASSES)} are served"
         )
     name, only = _CLASSES[method]
     require(checkpoint, f"with topk_method {method}, {part}", values, only)
     for key in _EXPERTS:
         if not values.get(key):
-            raise refused(checkpoint, f"{part} has no {key}")
+            raise bad_option(checkpoint, f"{part} has no {key}")
     groups = {key: values.get(key) or 1 for key in ("n_group", "topk_group")}
     if values.get("use_mla", True):
         return name, {**values, **groups}
@@ -89,10 +90,10 @@ def _heads(checkpoint: Checkpoint, name: str, values: Mapping[str, Any]) -> dict
     part = "with use_mla False, language_config"
     require(checkpoint, part, values, _ONLY_PLAIN)
     if not name.startswith("DeepseekV2"):
-        raise refused(checkpoint, f"{part}.topk_method {values['topk_method']!r} is not served")
+        raise bad_option(checkpoint, f"{part}.topk_method {values['topk_method']!r} is not served")
     hidden, heads = int(values["hidden_size"]), int(values["num_attention_heads"])
     if hidden % heads:
-        raise refused(checkpoint, f"{part}.num_attention_heads {heads} does not divide {hidden}")
+        raise bad_option(checkpoint, f"{part}.num_attention_heads {heads} does not divide {hidden}")
     side = hidden // heads
     latent = dict.fromkeys(("qk_rope_head_dim", "v_head_dim", "kv_lora_rank"), side)
     return {**latent, "qk_nope_head_dim": 0, "q_lora_rank": None}

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from services.families.deepseek_vl2.refusal import refused, require
+from services.families.deepseek_vl2.refusal import require
 from shared.checkpoint.folder import Checkpoint
+from shared.checkpoint.refusal import bad_option
 
 # Of the vision part's own configuration class: what config.json may leave out.
 _DEFAULTS: Mapping[str, Any] = {
@@ -42,7 +43,9 @@ class VisionConfig:
         projector = checkpoint.config["projector_config"]
         name = str(vision.get("model_name", "siglip"))
         if not name.startswith("siglip"):
-            raise refused(checkpoint, f"vision_config.model_name {name!r}; only SigLIP is served")
+            raise bad_option(
+                checkpoint, f"vision_config.model_name {name!r}; only SigLIP is served"
+            )
         require(checkpoint, "vision_config", vision, _TOWER)
         require(checkpoint, "projector_config", projector, _PROJECTOR)
         text_size = int(checkpoint.text_config["hidden_size"])

@@ -13,7 +13,7 @@ from services.preprocess.prompt.prompt_rule import (
     Update,
 )
 from shared.checkpoint.folder import Checkpoint
-from shared.errors import InvalidRequest
+from shared.checkpoint.refusal import bad_checkpoint
 from shared.text.tokenizer_file import read_tokenizer
 from shared.text.tokenizer_library import open_tokenizer
 from tessera.common.v1.media_pb2 import Modality
@@ -37,11 +37,11 @@ class FuyuRule(PromptRule):
         known = [number for number in ids if number is not None]
         if len(known) < len(ids):
             missing = [token for token, number in zip(_TOKENS, ids, strict=True) if number is None]
-            raise _wrong(checkpoint, f"the tokenizer lacks {', '.join(missing)}")
+            raise bad_checkpoint(checkpoint, f"the tokenizer lacks {', '.join(missing)}")
         self._patch, self._newline, self._begin, answer = known
         asked = checkpoint.config.get("image_token_id", _DEFAULT_PATCH_ID)
         if asked != self._patch:
-            raise _wrong(
+            raise bad_checkpoint(
                 checkpoint,
                 f"{_TOKENS[0]} is token {self._patch}, image_token_id in config.json is {asked}",
             )
@@ -60,7 +60,3 @@ class FuyuRule(PromptRule):
             rows=rows * columns,
             embed_runs=tuple((row * (columns + 1), columns) for row in range(rows)),
         )
-
-
-def _wrong(checkpoint: Checkpoint, why: str) -> InvalidRequest:
-    return InvalidRequest("BAD_CHECKPOINT", f"{checkpoint.folder}: {why}", field="model")

@@ -4,7 +4,7 @@ Pixel values are [tiles, 3, side, side]: the tiles row by row, then the whole pi
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -14,10 +14,10 @@ from services.families.internvl_chat.vision_config import InternViTConfig
 from services.vision_encoder.towers import pixel_values
 from services.vision_encoder.towers.encoder import BadPixels, Item
 from services.vision_encoder.towers.native_encoder import SizedEncoder
-from services.vision_encoder.weights import tower_weights
+from services.vision_encoder.weights import of_layers_from, renamed, tower_weights
 from shared.checkpoint.folder import Checkpoint
 
-_NAME = re.compile(r"(vision_model|mlp1)\.(.+)")
+_PARTS = ((re.compile(r"((?:vision_model|mlp1)\..+)"), ""),)
 _LAYER = re.compile(r"vision_model\.encoder\.layers\.(\d+)\.")
 
 
@@ -30,12 +30,8 @@ class InternVLEncoder(SizedEncoder):
         self._tile = (3, config.image_size, config.image_size)
         self._patches = (config.image_size // config.patch_size) ** 2
         self.hidden_size = config.text_size
-
-        def unused(name: str) -> bool:
-            layer = _LAYER.match(name)
-            return bool(layer and int(layer[1]) >= config.layers)
-
-        weights = tower_weights(checkpoint, _names(checkpoint), unused)
+        unused = of_layers_from(config.layers, _LAYER)
+        weights = tower_weights(checkpoint, renamed(checkpoint, _PARTS), unused)
         self._tower = InternViTTower(weights, config, self._device.ops)
         weights.finish()
 
@@ -59,10 +55,3 @@ class InternVLEncoder(SizedEncoder):
         rows = self._tower(pixel_values.squares(items, self._device))
         apart = torch.split(rows, [len(item.pixels) for item in items])
         return [tiles.flatten(0, 1) for tiles in apart]
-
-
-def _names(checkpoint: Checkpoint) -> Iterator[tuple[str, str]]:
-    """Vision tensors: the name in the file, which is that in the network."""
-    for name in checkpoint.names():
-        if _NAME.fullmatch(name):
-            yield name, name

@@ -5,7 +5,7 @@ from typing import Any
 
 from services.families.family import ItemSize
 from shared.checkpoint.folder import Checkpoint
-from shared.errors import InvalidRequest
+from shared.checkpoint.refusal import bad_option
 from tessera.common.v1.media_pb2 import Modality
 
 # Means and deviations of ImageNet's pictures.
@@ -33,21 +33,25 @@ class Tiling:
         ratio = float(config.get("downsample_ratio") or 0.5)
         patches = side // patch
         if int(config.get("force_image_size") or side) != side:
-            raise refused(checkpoint, "force_image_size is not the tower's image_size")
+            raise bad_option(checkpoint, "force_image_size is not the tower's image_size")
         if ratio <= 0 or 1 / ratio % 1 or patches % (1 / ratio):
-            raise refused(checkpoint, f"downsample_ratio {ratio:g} of {patches} patches")
+            raise bad_option(
+                checkpoint, f"downsample_ratio {ratio:g} does not divide {patches} patches"
+            )
         # Keys that are left out have the values of the configuration's class.
         dynamic = bool(config.get("dynamic_image_size", False))
         if dynamic and not config.get("use_thumbnail", False):
-            raise refused(checkpoint, "dynamic_image_size without use_thumbnail")
+            raise bad_option(checkpoint, "dynamic_image_size without use_thumbnail is not served")
         if config.get("pad2square"):
-            raise refused(checkpoint, "pad2square")
+            raise bad_option(checkpoint, "pad2square is not served")
         least, most = (
             int(config.get(f"{bound}_dynamic_patch") or default) if dynamic else 1
             for bound, default in (("min", 1), ("max", 6))
         )
         if not 1 <= least <= most:
-            raise refused(checkpoint, f"from {least} to {most} dynamic patches")
+            raise bad_option(
+                checkpoint, f"min_dynamic_patch {least} and max_dynamic_patch {most} are no range"
+            )
         return cls(side, int(patches * ratio) ** 2, least, most)
 
     def tiles(self, width: int, height: int) -> int:
@@ -99,10 +103,3 @@ def processor(checkpoint: Checkpoint) -> dict[str, Any]:
         "image_mean": list(stored.get("image_mean") or _MEAN),
         "image_std": list(stored.get("image_std") or _STD),
     }
-
-
-def refused(checkpoint: Checkpoint, what: str) -> InvalidRequest:
-    """An option of config.json that is not served."""
-    return InvalidRequest(
-        "UNSUPPORTED_CONFIG", f"{checkpoint.folder / 'config.json'}: {what}", field="model"
-    )

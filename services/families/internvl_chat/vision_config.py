@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from shared.checkpoint.folder import Checkpoint
-from shared.errors import InvalidRequest
+from shared.checkpoint.refusal import bad_option
 
 _DEFAULTS: dict[str, Any] = {
     "num_channels": 3,
@@ -58,11 +58,9 @@ class InternViTConfig:
             "select_layer": 0 <= taken <= count,
         }
         if wrong := [key for key, served in asked.items() if not served]:
-            raise InvalidRequest(
-                "UNSUPPORTED_CONFIG",
-                f"{checkpoint.folder / 'config.json'}: {wrong[0]}"
-                f" {given.get(wrong[0], layer)!r} is not served",
-                field="model",
+            raise bad_option(
+                checkpoint,
+                f"{wrong[0]} {given.get(wrong[0], layer)!r} is not served",
             )
         return cls(
             image_size=int(given["image_size"]),

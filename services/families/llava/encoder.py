@@ -11,7 +11,7 @@ import re
 
 from services.vision_encoder.towers.llava_tower import LlavaTower
 from services.vision_encoder.towers.square_encoder import SquareEncoder
-from services.vision_encoder.weights import renamed, tower_weights
+from services.vision_encoder.weights import of_layers_from, renamed, tower_weights
 from shared.checkpoint.folder import Checkpoint
 from shared.model_config.llava import LlavaConfig
 from shared.weights.named_weights import NamedWeights
@@ -36,11 +36,10 @@ class LlavaEncoder(SquareEncoder):
         self._patch = tower.patch_size
         self._image_shape = (tower.num_channels, tower.image_size, tower.image_size)
         self.hidden_size = config.text_size
-        kept = max(config.layers)
+        is_above = of_layers_from(max(config.layers), _LAYER)
 
         def unused(name: str) -> bool:
-            layer = _LAYER.match(name)
-            return bool((layer and int(layer[1]) >= kept) or _UNUSED.match(name))
+            return is_above(name) or bool(_UNUSED.match(name))
 
         weights = tower_weights(checkpoint, renamed(checkpoint, _PARTS), unused)
         self._take(weights, config)

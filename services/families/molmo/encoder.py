@@ -11,7 +11,7 @@ from services.families.molmo.tower import MolmoTower
 from services.families.molmo.vision_config import PREFIX, MolmoVisionConfig
 from services.vision_encoder.towers.encoder import Item
 from services.vision_encoder.towers.native_encoder import SizedEncoder
-from services.vision_encoder.weights import tower_weights
+from services.vision_encoder.weights import of_layers_from, tower_weights
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 
@@ -35,11 +35,7 @@ class MolmoEncoder(SizedEncoder):
                 field="model",
             )
         self.hidden_size = config.text_size
-
-        def unused(name: str) -> bool:
-            layer = _LAYER.match(name)
-            return bool(layer and int(layer[1]) >= config.layers)
-
+        unused = of_layers_from(config.layers, _LAYER)
         weights = tower_weights(checkpoint, _names(checkpoint), unused)
         self._tower = MolmoTower(weights, config, self._device.ops)
         weights.finish()

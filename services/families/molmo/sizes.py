@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from services.families.family import ItemSize
 from shared.checkpoint.folder import Checkpoint
-from shared.errors import InvalidRequest
+from shared.checkpoint.refusal import bad_option
 from tessera.common.v1.media_pb2 import Modality
 
 POOL = 2
@@ -61,10 +61,10 @@ class Cropping:
             "do_normalize": bool(given["do_normalize"]),
         }
         if wrong := [key for key, served in asked.items() if not served]:
-            raise InvalidRequest(
-                "UNSUPPORTED_CONFIG",
-                f"{checkpoint.folder / 'preprocessor_config.json'}: {wrong[0]} {given[wrong[0]]!r} is not served",
-                field="model",
+            raise bad_option(
+                checkpoint,
+                f"{wrong[0]} {given[wrong[0]]!r} is not served",
+                "preprocessor_config.json",
             )
         return cls(height, patch, int(before), int(after), int(given["max_crops"]))
 

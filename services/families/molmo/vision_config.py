@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from shared.checkpoint.folder import Checkpoint
-from shared.errors import InvalidRequest
+from shared.checkpoint.refusal import bad_checkpoint
 
 PREFIX = "model.vision_backbone."
 HEADS = 16
@@ -29,14 +29,16 @@ class MolmoVisionConfig:
 
         def shape(name: str) -> tuple[int, ...]:
             if PREFIX + name not in names:
-                raise _bad(checkpoint, f"the checkpoint lacks {PREFIX}{name}")
+                raise bad_checkpoint(checkpoint, f"the checkpoint lacks {PREFIX}{name}")
             return checkpoint.shape(PREFIX + name)
 
         width, values = shape("image_vit.patch_embedding.weight")
         text_size, projected = shape("image_projector.w2.weight")
         count = sum(f"{PREFIX}{blocks}.{i}.ffn_norm.weight" in names for i in range(len(names)))
         if count < _AHEAD + 2 or width % HEADS:
-            raise _bad(checkpoint, f"a tower of {count} layers, {width} wide, with {HEADS} heads")
+            raise bad_checkpoint(
+                checkpoint, f"a tower of {count} layers, {width} wide, with {HEADS} heads"
+            )
         return cls(
             values=values,
             places=shape("image_vit.positional_embedding")[0],
@@ -51,7 +53,3 @@ class MolmoVisionConfig:
     def taken(self) -> tuple[int, int]:
         """Numbers of layers behind which the tower's state is taken, in the order in which they stand in a row."""
         return self.layers, self.layers - _AHEAD
-
-
-def _bad(checkpoint: Checkpoint, what: str) -> InvalidRequest:
-    return InvalidRequest("BAD_CHECKPOINT", f"{checkpoint.folder}: {what}", field="model")

@@ -7,7 +7,7 @@ from typing import Any
 from services.families.family import ItemSize
 from services.families.molmo.sizes import Cropping, Grid
 from shared.checkpoint.folder import Checkpoint
-from shared.errors import InvalidRequest
+from shared.checkpoint.refusal import bad_option
 from tessera.common.v1.media_pb2 import Modality
 
 _MARKS = 4  # tokens before and behind the whole picture, and before and behind its crops
@@ -48,10 +48,10 @@ class Cells:
             "do_normalize": bool(given["do_normalize"]),
         }
         if wrong := [key for key, is_served in served.items() if not is_served]:
-            raise InvalidRequest(
-                "UNSUPPORTED_CONFIG",
-                f"{checkpoint.folder / 'preprocessor_config.json'}: {wrong[0]} {given[wrong[0]]!r} is not served",
-                field="model",
+            raise bad_option(
+                checkpoint,
+                f"{wrong[0]} {given[wrong[0]]!r} is not served",
+                "preprocessor_config.json",
             )
         rows, columns = given["pooling_size"]
         return cls(Cropping(height, patch, before, after, given["max_crops"]), (rows, columns))

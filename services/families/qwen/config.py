@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from shared.checkpoint.folder import Checkpoint
-from shared.errors import InvalidRequest
+from shared.checkpoint.refusal import bad_option
 from shared.model_config.decoder import DecoderConfig, read_config
 
 _DEFAULTS: Mapping[str, Any] = {
@@ -41,10 +41,9 @@ def read(checkpoint: Checkpoint) -> DecoderConfig:
     config = checkpoint.text_config
     for key, served in _ONLY.items():
         if (found := config.get(key)) is not None and found != served:
-            raise InvalidRequest(
-                "UNSUPPORTED_CONFIG",
-                f"{checkpoint.folder / 'config.json'}: {key} {found!r}; Qwen is served with {served!r}",
-                field="model",
+            raise bad_option(
+                checkpoint,
+                f"{key} {found!r}; Qwen is served with {served!r}",
             )
     given = {key: value for key, value in config.items() if value is not None}
     first = {key: given[older] for older, key in _FIRST_KEYS.items() if older in given}

@@ -1,7 +1,7 @@
 """The chat format of Qwen and Qwen-VL, whose checkpoints have it in their code alone."""
 
 from shared.checkpoint.folder import Checkpoint
-from shared.errors import InvalidRequest
+from shared.checkpoint.refusal import bad_option
 from shared.text.guard import GUARD
 from shared.text.reply_cleaning import STRIP
 
@@ -42,9 +42,9 @@ def clean_up(checkpoint: Checkpoint) -> tuple[str, ...]:
 def _has_chatml(checkpoint: Checkpoint) -> bool:
     kind = checkpoint.generation_config.get("chat_format")
     if kind not in (None, "raw", "chatml"):
-        raise InvalidRequest(
-            "UNSUPPORTED_CONFIG",
-            f"{checkpoint.folder / 'generation_config.json'}: chat_format {kind!r}; there is chatml",
-            field="model",
+        raise bad_option(
+            checkpoint,
+            f"chat_format {kind!r}; there is chatml",
+            "generation_config.json",
         )
     return kind == "chatml"

@@ -5,7 +5,7 @@ from typing import Any
 
 from services.families.family import ItemSize
 from shared.checkpoint.folder import Checkpoint
-from shared.errors import InvalidRequest
+from shared.checkpoint.refusal import bad_option
 from tessera.common.v1.media_pb2 import Modality
 
 MARKS = 1  # beside the rows: the token that begins a picture
@@ -48,11 +48,10 @@ class VisualConfig:
         width, heads = int(given["width"]), int(given["heads"])
         side, patch = int(given["image_size"]), int(given["patch_size"])
         if width % heads or side % patch:
-            raise InvalidRequest(
-                "UNSUPPORTED_CONFIG",
-                f"{checkpoint.folder / 'config.json'}: visual has {heads} heads in {width} elements and patches of"
+            raise bad_option(
+                checkpoint,
+                f"visual has {heads} heads in {width} elements and patches of"
                 f" {patch} pixels in pictures of {side}, which do not divide",
-                field="model",
             )
         return cls(
             image_size=side,

@@ -6,6 +6,7 @@ from typing import Any
 
 from services.families.family import ItemSize
 from shared.checkpoint.folder import Checkpoint
+from shared.checkpoint.refusal import bad_checkpoint
 from shared.errors import InvalidRequest
 from tessera.common.v1.media_pb2 import Modality
 
@@ -34,13 +35,15 @@ class Resizing:
         """By the image processor's settings and the tower's patches. Raises InvalidRequest for those not served."""
         size = settings.get("size") or {}
         if {"shortest_edge", "longest_edge"} - size.keys():
-            raise _bad(
+            raise bad_checkpoint(
                 checkpoint, f"image processor: size {size} has no shortest_edge and longest_edge"
             )
         patch = int((checkpoint.vision_config or {}).get("patch_size") or 32)
         own = str(settings.get("image_processor_type")).endswith(_OWN_CLASS)
         if own and patch != 14:
-            raise _bad(checkpoint, f"vision_config.patch_size is {patch}: pictures are made for 14")
+            raise bad_checkpoint(
+                checkpoint, f"vision_config.patch_size is {patch}: pictures are made for 14"
+            )
         return cls(int(size["shortest_edge"]), int(size["longest_edge"]), own, patch)
 
     def resized(self, width: int, height: int) -> tuple[int, int]:
@@ -76,7 +79,7 @@ def processor(checkpoint: Checkpoint) -> dict[str, Any]:
     else:
         settings = dict(checkpoint.image_processor_config)
         if not str(settings.get("image_processor_type")).startswith("Idefics2"):
-            raise _bad(
+            raise bad_checkpoint(
                 checkpoint, "config.json has no image_processor, and no file one of Idefics2"
             )
     if checkpoint.config.get("do_image_splitting"):  # the one place where WeMM's code looks
@@ -93,7 +96,3 @@ def largest(checkpoint: Checkpoint, modality: Modality.ValueType) -> ItemSize:
     resizing = Resizing.of(checkpoint, processor(checkpoint))
     side = resizing.longest
     return ItemSize(side, side, tokens=resizing.rows(side, side))
-
-
-def _bad(checkpoint: Checkpoint, what: str) -> InvalidRequest:
-    return InvalidRequest("BAD_CHECKPOINT", f"{checkpoint.folder}: {what}", field="model")

@@ -16,12 +16,12 @@ from services.gateway.admission.preprocess_pool import PreprocessPool
 from services.gateway.admission.request_options import NO_OPTIONS, RequestOptions
 from services.gateway.admission.request_spec import make_spec
 from services.gateway.admission.resume import Resumption, shows_prompt_ids
+from services.gateway.admission.sent_files import SentFiles
 from services.gateway.following.answer import Answer
 from services.gateway.following.cancels import Cancels
 from services.gateway.following.choice_log import LogLayout
 from services.gateway.following.follower import Follower
 from services.gateway.model.served_model import ServedModel
-from services.gateway.reading.media.data_urls import serialized
 from services.gateway.reading.structured.grammars import Grammars
 from services.gateway.reading.valid_request import ValidRequest
 from services.gateway.redis_calls import asked_again, to_its_end, until_recovered, within
@@ -70,6 +70,7 @@ class Admission:
         model: ServedModel,
         queue: Queue,
         pool: PreprocessPool,
+        sent_files: SentFiles,
         follower: Follower,
         held_requests: HeldRequests,
         cancels: Cancels,
@@ -88,6 +89,7 @@ class Admission:
         self._model = model
         self._queue = queue
         self._pool = pool
+        self._sent_files = sent_files
         self._follower = follower
         self._held_requests = held_requests
         self._cancels = cancels
@@ -283,7 +285,7 @@ class Admission:
         request.prepare.client_request_id = caller.client_request_id
         request.prepare.traceparent = caller.traceparent
         request.prepare.tenant = tenant
-        prepared = await self._prepare(request)
+        prepared = await self._prepare(request, caller)
         if is_one_of_several:  # they have been prepared together, and may have long lists
             await self._follower.slices.turn()
         return make_spec(
@@ -315,13 +317,19 @@ class Admission:
             message = f"prompt[{index}]: {error.message.removeprefix('prompt: ')}"
             raise InvalidRequest(error.reason, message, **named) from error
 
-    async def _prepare(self, request: ValidRequest) -> PrepareResponse:
+    async def _prepare(self, request: ValidRequest, caller: Caller) -> PrepareResponse:
         if request.prepare.WhichOneof("input") == "token_ids":
             # Its ids have been checked, and there is nothing to render or to tokenize.
             return PrepareResponse(token_ids=request.prepare.token_ids)
-        prompt: PrepareRequest | bytes = request.prepare
-        if not request.has_short_prompt:
-            prompt = await serialized(request.prepare, request.inline_media)
+        if request.has_short_prompt:
+            return await self._prepared(request, request.prepare)
+        one, inline = request.prepare, request.inline_media
+        async with self._sent_files.serialized(one, caller, inline) as prompt:
+            return await self._prepared(request, prompt)
+
+    async def _prepared(
+        self, request: ValidRequest, prompt: PrepareRequest | bytes
+    ) -> PrepareResponse:
         start, asked = monotonic(), list[str]()
         prepared = await self._pool.prepare(prompt, asked)
         self._metrics.stage("preprocess", monotonic() - start)

@@ -225,7 +225,7 @@ class HeldRequests:
                     log.exception("requests were not restored", held=len(held))
                     break
                 self._metrics.restored(sum(taken), len(taken) - sum(taken))
-                log.info("Redis came back", held=len(held), restored=sum(taken))
+                log.info("restored requests", requests=len(held), refused=len(held) - sum(taken))
                 break
 
     def _snapshots(self) -> list[RequestSnapshot]:

@@ -5,12 +5,12 @@ one part, which come as one. So what follows an event depends on the log alone, 
 and any gateway can go on from there.
 """
 
-import json
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from services.gateway.api.compact_json import compact
 from services.gateway.api.part_list import Part, PartList, Step
 from services.gateway.api.server_sent_events import MEDIA_TYPE
 from services.gateway.api.token_scores import TextScores
@@ -192,8 +192,3 @@ class PartStream:
             content = compact(self.content(one.event, one.number))
             frames.append(f"event: {one.event.name}\n{place}data: {content}\n\n")
         return "".join(frames).encode()
-
-
-def compact(value: Any) -> str:
-    """As JSON without blanks."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

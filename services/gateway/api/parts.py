@@ -9,6 +9,7 @@ from services.gateway.admission.held_requests import HeldRequests
 from services.gateway.admission.preprocess_pool import PreprocessPool
 from services.gateway.admission.request_options import Timeouts
 from services.gateway.admission.resume import Resumption
+from services.gateway.admission.sent_files import SentFiles
 from services.gateway.api.generating import Generating
 from services.gateway.api.grpc_generating import GrpcGenerating
 from services.gateway.api.grpc_pooling import GrpcPooling
@@ -71,6 +72,7 @@ class Parts:
     adapters: AdapterLoading
     responses: ResponseStore
     files: FileStore
+    sent_files: SentFiles
     file_limits: FileLimits
     batches: BatchStore
     work: LastingWork

@@ -52,13 +52,14 @@ class ScoreEntries:
 
     def _entry(self, token: int, value: float, data: bytes | None = None) -> Mapping[str, Any]:
         if data is None:
-            data = _piece(self._shown, token)
+            data = piece_of(self._shown, token)
         return {"token": self._spelled(token), "logprob": max(value, _LOWEST), "bytes": [*data]}
 
     def _spelled(self, token: int) -> str:
         """Parts of characters are written as escapes, so that different tokens have different names."""
-        return _piece(self._pieces, token).decode("utf-8", "backslashreplace")
+        return piece_of(self._pieces, token).decode("utf-8", "backslashreplace")
 
 
-def _piece(pieces: Sequence[bytes], token: int) -> bytes:
+def piece_of(pieces: Sequence[bytes], token: int) -> bytes:
+    """The bytes of a token by its id, of all tokens' bytes; empty for an id without a token."""
     return pieces[token] if 0 <= token < len(pieces) else b""

@@ -4,10 +4,18 @@ from collections.abc import Sequence
 
 from shared.errors import InvalidRequest
 
+# The largest value of an int32, which messages between services have counts and ids in.
+INT32_MAX = (1 << 31) - 1
+
 
 def wrong(field: str, message: str, reason: str = "INVALID_VALUE") -> InvalidRequest:
     """An error about one field, named as `messages[0].content` is."""
     return InvalidRequest(reason, f"{field} {message}", field=field)
+
+
+def wrong_type(field: str, must: str) -> InvalidRequest:
+    """An error about a field of a wrong type; `must`: what it has to be, such as "a list"."""
+    return wrong(field, f"must be {must}", "INVALID_TYPE")
 
 
 def number(field: str, value: float | None, default: float, low: float, high: float) -> float:

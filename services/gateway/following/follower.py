@@ -298,7 +298,7 @@ class Follower:
                             self._offer(follow, event)
             except Unavailable as error:
                 if not away:
-                    log.warning("token channel lost", error=error.message)
+                    log.warning("the token channel is lost, connecting again", error=error.message)
                 away = True
             # What was published meanwhile is in the logs; if Redis died these may have changed.
             for follow in self._all():

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from services.gateway.decoding.bounds import text, whole, wholes, wrong
+from services.gateway.decoding.bounds import INT32_MAX, text, whole, wholes, wrong
 from services.gateway.model.pooled_model import Task
 from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.constraint import Constraint
@@ -26,7 +26,6 @@ from tessera.scheduler.v1.queue_pb2 import ReplyFormat, ReplyKind
 _LONGEST_USER = 512
 _LONGEST_SALT = 512
 _LAST_PRIORITY = 1000
-_LARGEST_WINDOW = (1 << 31) - 1
 # What huggingface_hub's InferenceClient calls the model where its user named none; older ones: tgi.
 _NO_MODEL = frozenset({"dummy", "tgi"})
 _NO_STREAM_OPTIONS = StreamOptions()
@@ -124,7 +123,7 @@ def read_generation(
         prompt_bound=min(
             prompt.bound, keep or prompt.bound, prepare.max_window_size or prompt.bound
         ),
-        priority=whole("priority", options.priority, -_LAST_PRIORITY, _LAST_PRIORITY) or 0,
+        priority=read_priority(options.priority),
         cache_salt=read_cache_salt(options.cache_salt),
         adapter=adapter,
         lora_id=lora_id,
@@ -220,7 +219,7 @@ def _limited(
 
 def read_window(value: float | None) -> int | None:
     """The field `max_window_size`; 0 for no window. Raises InvalidRequest."""
-    return whole("max_window_size", value, 0, _LARGEST_WINDOW)
+    return whole("max_window_size", value, 0, INT32_MAX)
 
 
 def read_user(value: str | None) -> str:
@@ -234,3 +233,8 @@ def read_cache_salt(value: str | None) -> str:
     if value is not None and not salt:
         raise wrong("cache_salt", "must not be empty: leave it out to share what is computed")
     return salt
+
+
+def read_priority(value: float | None) -> int:
+    """The field `priority`; 0 if it is not there. Raises InvalidRequest."""
+    return whole("priority", value, -_LAST_PRIORITY, _LAST_PRIORITY) or 0

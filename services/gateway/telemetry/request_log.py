@@ -43,7 +43,7 @@ def log_end(
     log.info(
         _ENDED,
         **names(spec.request_id, spec.client_request_id, spec.traceparent),
-        tenant=spec.tenant,
+        **_given(tenant=spec.tenant),
         prompt_tokens=prompt_tokens,
         cached_tokens=cached,
         output_tokens=output_tokens,

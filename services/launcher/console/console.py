@@ -66,14 +66,14 @@ class _States:
         """Sets the state; whether it is another one than before."""
         if self.state.get(name) == state:
             return False
-        if state in ("starting", "restarting"):
+        if state in ("starting", "restarting", "not ready"):
             self._began[name] = time.monotonic()
         self.state[name] = state
         self.took_s[name] = self.seconds(name)
         return True
 
     def seconds(self, name: str) -> float:
-        """Seconds since it was started."""
+        """Seconds since it was started, or since it stopped being ready."""
         return time.monotonic() - self._began[name]
 
 

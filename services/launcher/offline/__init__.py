@@ -5,10 +5,14 @@ from services.launcher.offline.errors import EngineFailed, RequestRefused
 from services.launcher.offline.llm import LLM
 from services.launcher.offline.lora_request import LoRARequest
 from services.launcher.offline.outputs import (
+    ClassificationOutput,
     CompletionOutput,
+    EmbeddingOutput,
     Logprob,
+    PooledOutput,
     RequestMetrics,
     RequestOutput,
+    ScoringOutput,
 )
 from services.launcher.offline.sampling_params import SamplingParams
 
@@ -17,12 +21,16 @@ __all__ = [
     "AsyncEngine",
     "AsyncEngineArgs",
     "AsyncLLMEngine",
+    "ClassificationOutput",
     "CompletionOutput",
+    "EmbeddingOutput",
     "EngineFailed",
     "LoRARequest",
     "Logprob",
+    "PooledOutput",
     "RequestMetrics",
     "RequestOutput",
     "RequestRefused",
     "SamplingParams",
+    "ScoringOutput",
 ]

@@ -21,7 +21,12 @@ class LoopThread:
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
-        """The coroutine's result. An interruption of the caller, such as Ctrl-C, cancels it."""
+        """The coroutine's result. An interruption of the caller, such as Ctrl-C, cancels it. Raises RuntimeError in a
+        process that was forked from the one that made it, where the thread does not run.
+        """
+        if not self._thread.is_alive():
+            coroutine.close()
+            raise RuntimeError("this LLM was made in another process: make one here")
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()
@@ -30,8 +35,8 @@ class LoopThread:
             raise
 
     def close(self, last: Callable[[], None]) -> None:
-        """Ends the loop; the last thing that it does is `last`."""
-        if self._loop.is_closed():
+        """Ends the loop; the last thing that it does is `last`. Does nothing in a process that was forked."""
+        if self._loop.is_closed() or not self._thread.is_alive():
             return
         asyncio.run_coroutine_threadsafe(_end_all(), self._loop).result()
         self._loop.call_soon_threadsafe(last)

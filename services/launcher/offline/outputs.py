@@ -2,6 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+_O = TypeVar("_O")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,47 @@ class CompletionOutput:
     def finished(self) -> bool:
         """Whether it has ended."""
         return self.finish_reason is not None
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOutput:
+    """The vector of one prompt."""
+
+    embedding: Sequence[float]
+
+    @property
+    def hidden_size(self) -> int:
+        """How many numbers it has."""
+        return len(self.embedding)
+
+
+@dataclass(frozen=True, slots=True)
+class ClassificationOutput:
+    """The classes of one prompt: how likely each is, and the name of the likeliest."""
+
+    probs: Sequence[float]
+    label: str
+
+    @property
+    def num_classes(self) -> int:
+        """How many there are."""
+        return len(self.probs)
+
+
+@dataclass(frozen=True, slots=True)
+class ScoringOutput:
+    """How well a text answers a query."""
+
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class PooledOutput(Generic[_O]):
+    """What a prompt became that no text was generated for."""
+
+    request_id: str
+    outputs: _O
+    finished: bool = True
 
 
 @dataclass(slots=True)

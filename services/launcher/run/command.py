@@ -1,7 +1,7 @@
 """`tessera run`: asks a model about pictures, batch by batch, and prints and keeps the answers."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from services.launcher.offline import LLM, EngineFailed, RequestRefused, SamplingParams
 from services.launcher.offline.outputs import RequestOutput
@@ -10,26 +10,45 @@ from services.launcher.run.records import BatchTimes, append_times, save_answers
 from services.launcher.run.settings import RunSettings
 
 _WARM_UP_TOKENS = 2
+# Names the picture in the message of a refusal.
+_PICTURE = "messages[0].content[0]"
 
 
 def main(arguments: list[str]) -> int:
-    """Returns 0, or 1 where something cannot be answered."""
+    """Returns 0, or 1 where something could not be answered."""
     settings = RunSettings.load(arguments, prog="tessera run")
     try:
         inputs = read_inputs(settings.images, settings.input_texts, settings.input_dict)
         with LLM(settings.model, **settings.serve_flags) as llm:
-            run_batches(llm, inputs, settings)
-            return 0
+            return 1 if run_batches(llm, inputs, settings) else 0
     except (InputError, RequestRefused, EngineFailed, ValueError) as error:
         print(f"tessera run: {error}", file=sys.stderr)
         return 1
 
 
-def run_batches(llm: LLM, inputs: Sequence[Input], settings: RunSettings) -> None:
-    """Asks about everything. What is kept is written after each batch: an interruption loses no answer."""
-    _ask(llm, [inputs[0]] * settings.max_batch_size, settings, _WARM_UP_TOKENS)
-    for batch, count in batches(inputs, settings.max_batch_size):
-        outputs = _ask(llm, batch, settings, settings.max_output_length)
+def run_batches(llm: LLM, inputs: Sequence[Input], settings: RunSettings) -> int:
+    """Asks about everything. What is kept is written after each batch: an interruption loses no answer. Returns how
+    many pictures were refused: each is named on stderr, and costs nothing but itself.
+
+    Raises RequestRefused where it is not a picture that is at fault.
+    """
+    failed = 0
+    if not _warm_up(llm, inputs, settings):
+        return _tell(_refused(llm, inputs, settings))
+    for asked, count in batches(inputs, settings.max_batch_size):
+        batch, outputs = asked, list[RequestOutput]()
+        try:
+            outputs = _ask(llm, batch, settings, settings.max_output_length)
+        except RequestRefused:
+            refused = _refused(llm, batch, settings)
+            if not refused:
+                raise
+            failed += _tell(refused)
+            count -= sum(one in refused for one in batch[:count])
+            batch = [one for one in batch if one not in refused]
+            batch += batch[-1:] * (len(asked) - len(batch))
+            if batch:
+                outputs = _ask(llm, batch, settings, settings.max_output_length)
         answers = {
             str(one.image): output.outputs[0].text
             for one, output in zip(batch[:count], outputs, strict=False)
@@ -38,8 +57,39 @@ def run_batches(llm: LLM, inputs: Sequence[Input], settings: RunSettings) -> Non
             print(f"{image}: {answer}", flush=True)
         if settings.precision_save:
             save_answers(settings.predictions, answers)
-        if settings.performance:
+        if settings.performance and outputs:
             append_times(settings.measurements, [BatchTimes.of(outputs, _words(llm, batch))])
+    return failed
+
+
+def _warm_up(llm: LLM, inputs: Sequence[Input], settings: RunSettings) -> bool:
+    """Asks about the first picture that can be used. Returns whether there is one."""
+    for one in inputs:
+        try:
+            _ask(llm, [one] * settings.max_batch_size, settings, _WARM_UP_TOKENS)
+            return True
+        except RequestRefused as error:
+            if _PICTURE not in str(error):
+                raise
+    return False
+
+
+def _refused(llm: LLM, batch: Sequence[Input], settings: RunSettings) -> dict[Input, str]:
+    """Which of a batch cannot be answered, each with the reason."""
+    refused: dict[Input, str] = {}
+    for one in dict.fromkeys(batch):
+        try:
+            _ask(llm, [one], settings, 1)
+        except RequestRefused as error:
+            refused[one] = str(error)
+    return refused
+
+
+def _tell(refused: Mapping[Input, str]) -> int:
+    """Names them on stderr. Returns how many there are."""
+    for one, reason in refused.items():
+        print(f"tessera run: {one.image}: {reason}", file=sys.stderr, flush=True)
+    return len(refused)
 
 
 def batches(inputs: Sequence[Input], size: int) -> Iterator[tuple[list[Input], int]]:

@@ -22,7 +22,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class LineRequest:
     """What a line asks for: a POST of a JSON body. `problem` says why it is not sent; empty if it is."""
 
     custom_id: Any
@@ -39,26 +39,28 @@ def lines_of(path: Path) -> Iterator[Line]:
                 yield Line(number, text.rstrip(b"\r\n"))
 
 
-def read_line(text: bytes) -> Asked:
+def read_line(text: bytes) -> LineRequest:
     """The request of a line."""
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        return Asked(None, problem=f"the line is not valid JSON: {error}")
+        return LineRequest(None, problem=f"the line is not valid JSON: {error}")
     if not isinstance(content, dict):
-        return Asked(None, problem="the line must be a JSON object")
+        return LineRequest(None, problem="the line must be a JSON object")
     name, url, body = content.get("custom_id"), content.get("url"), content.get("body")
     if not isinstance(name, str) or not name:
-        return Asked(None, problem="custom_id must be a text")
+        return LineRequest(None, problem="custom_id must be a text")
     if content.get("method") != "POST":
-        return Asked(name, problem="method must be POST")
+        return LineRequest(name, problem="method must be POST")
     if not isinstance(url, str) or not url.startswith("/"):
-        return Asked(name, problem="url must be the path of a route, such as /v1/chat/completions")
+        return LineRequest(
+            name, problem="url must be the path of a route, such as /v1/chat/completions"
+        )
     if not isinstance(body, dict):
-        return Asked(name, problem="body must be an object")
+        return LineRequest(name, problem="body must be an object")
     if body.get("stream"):
-        return Asked(name, problem="body.stream must be false: the answers stand in a file")
-    return Asked(name, url, json.dumps(body).encode())
+        return LineRequest(name, problem="body.stream must be false: the answers stand in a file")
+    return LineRequest(name, url, json.dumps(body).encode())
 
 
 def answered(run: str, line: Line, custom_id: str, status: int, name: str, body: bytes) -> bytes:
@@ -71,7 +73,7 @@ def answered(run: str, line: Line, custom_id: str, status: int, name: str, body:
     return _result(run, line, custom_id, response, None)
 
 
-def unanswered(run: str, line: Line, asked: Asked) -> bytes:
+def unanswered(run: str, line: Line, asked: LineRequest) -> bytes:
     """The result of a line that is no request."""
     error = {"code": "invalid_line", "message": f"line {line.number}: {asked.problem}"}
     return _result(run, line, asked.custom_id, None, error)

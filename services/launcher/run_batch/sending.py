@@ -48,12 +48,10 @@ class Sender:
         key: str,
         at_once: int,
         tls: ssl.SSLContext | None,
-        patience_s: float = _PATIENCE_S,
         pauses: Backoff = _PAUSES,
     ) -> None:
         """`base_url` may end with /v1, which lines have too."""
         self._root = base_url.rstrip("/").removesuffix("/v1")
-        self._patience_s = patience_s
         self._pauses = pauses
         headers = {"authorization": f"Bearer {key}"} if key else {}
         self._http = httpx.AsyncClient(
@@ -83,7 +81,7 @@ class Sender:
                 reply = await self._http.post(self._root + path, content=body, headers=headers)
             except httpx.TransportError as error:
                 away_since = away_since or monotonic()
-                if monotonic() - away_since > self._patience_s:
+                if monotonic() - away_since > _PATIENCE_S:
                     why = f"{type(error).__name__}: {error}"
                     raise ServerAway(f"nobody answers at {self._root} ({why})") from error
                 wanted_s = 0.0

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
@@ -11,6 +10,7 @@ from services.preprocess.media.made_item import MadeItem
 from services.preprocess.worker.pool import ImageWorkerPool, ProcessorInfo
 from shared.artifacts.file import DIGEST_BYTES
 from shared.artifacts.store import ArtifactStore
+from shared.environment import monotonic
 from shared.net.single_flight import SingleFlight
 from tessera.artifact.v1.artifact_pb2 import ArtifactRef
 from tessera.common.v1.media_pb2 import Modality
@@ -32,10 +32,9 @@ class _Entries:
     `limit_bytes` and the store's share of shared memory bound them; one picture may be larger, it is the only one then.
     """
 
-    def __init__(self, store: ArtifactStore, limit_bytes: int, clock: Callable[[], float]) -> None:
+    def __init__(self, store: ArtifactStore, limit_bytes: int) -> None:
         self._store = store
         self._limit_bytes = limit_bytes
-        self._clock = clock
         self._entries: OrderedDict[bytes, Pixels] = OrderedDict()
         self._bytes = 0
         self._handed_until: dict[bytes, float] = {}
@@ -54,7 +53,7 @@ class _Entries:
 
     def hand_out(self, digest: bytes) -> None:
         """It stays for a moment, in which who asked for it maps it."""
-        self._handed_until[digest] = self._clock() + _HANDED_S
+        self._handed_until[digest] = monotonic() + _HANDED_S
 
     def add(self, digest: bytes, pixels: Pixels) -> None:
         """Adds an entry, evicting others where they are too many bytes together."""
@@ -66,7 +65,7 @@ class _Entries:
 
     def evict_one(self) -> int:
         """Evicts the least recently used; its bytes, 0 where there is none that may go now."""
-        now = self._clock()
+        now = monotonic()
         self._handed_until = {d: until for d, until in self._handed_until.items() if until > now}
         for digest in self._entries:
             if digest not in self._handed_until:
@@ -80,16 +79,10 @@ class _Entries:
 class PixelCache:
     """Pixel values of images, made at most once at a time; the least recently used are evicted over `limit_bytes`."""
 
-    def __init__(
-        self,
-        pool: ImageWorkerPool,
-        store: ArtifactStore,
-        limit_bytes: int,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, pool: ImageWorkerPool, store: ArtifactStore, limit_bytes: int) -> None:
         self._pool = pool
         self._store = store
-        self._entries = _Entries(store, limit_bytes, clock)
+        self._entries = _Entries(store, limit_bytes)
         self._processing: SingleFlight[bytes, Pixels] = SingleFlight()
         self._settings = settings_fingerprint(pool.info)
         self.scaling = pool.info.scaling

@@ -264,7 +264,7 @@ def _log_confinement(confinement: dict[str, list[str]]) -> None:
     if confinement["missing"]:
         log.warning("image workers are not fully confined", **confinement)
     else:
-        log.info("image workers are confined", by=confinement["layers"])
+        log.info("image workers are confined", by=", ".join(confinement["layers"]))
 
 
 def _scaling(factor: float, mean: Sequence[float], deviation: Sequence[float]) -> PixelScaling:

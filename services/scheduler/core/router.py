@@ -105,7 +105,7 @@ class Router(Generic[Link]):
     keep lines even: Mitzenmacher 2001), so that a decision among a thousand decoders costs no more than among ten.
     """
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self) -> None:
         self._lines: list[_Line[Link]] = []
         self._by_number: dict[int, _Line[Link]] = {}
         # Of the numbers of lines: an entry outlives the decoder that it names.
@@ -113,7 +113,8 @@ class Router(Generic[Link]):
         self._numbers = itertools.count()
         self._shortest = 0  # tokens of one sequence that every decoder holds
         self._usual = 1.0  # seconds for each token where nothing is known of a decoder
-        self._chance = random.Random(seed).random
+        # Of a fixed seed, so that a simulation can be repeated.
+        self._chance = random.Random(0).random
 
     def add(self, link: Link) -> None:
         """A decoder came into service."""

@@ -1,4 +1,4 @@
-"""Between the core's plain types and the messages on the wire. Nothing else here knows both."""
+"""Between the core's plain types and the messages on the wire: nothing else makes one of the other."""
 
 import sys
 from array import array

@@ -103,9 +103,17 @@ class CrashSuspects:
     def _count(self, request_ids: list[str], was_alone: bool) -> None:
         for request in filter(None, map(self._find, request_ids)):
             request.lost_decoders += 1
-            log.warning("lost with a decoder", **request.names, lost_decoders=request.lost_decoders)
+            log.warning(
+                "a request was at a lost decoder",
+                **request.names,
+                lost_decoders=request.lost_decoders,
+            )
             if was_alone and request.lost_decoders >= _MAX_LOST_DECODERS:
-                log.error("poisoned", **request.names, lost_decoders=request.lost_decoders)
+                log.error(
+                    "a request is poisoned and ends",
+                    **request.names,
+                    lost_decoders=request.lost_decoders,
+                )
                 self._end(request.request_id, POISONED)
 
     async def _count_elsewhere(self, request_ids: list[str]) -> None:

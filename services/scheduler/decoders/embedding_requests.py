@@ -18,7 +18,7 @@ from shared.telemetry import request_names
 from shared.telemetry.timeline import Timelines
 
 if TYPE_CHECKING:
-    from services.scheduler.output.request import Request, Wanted
+    from services.scheduler.output.request import Request, WantedItem
 
 log = structlog.get_logger(__name__)
 
@@ -96,7 +96,7 @@ class EmbeddingRequests:
             asking: Request = user.payload.request
             spec = asking.spec
             request_names.bind(spec.request_id, spec.client_request_id, spec.traceparent)
-        wanted: Wanted = span.payload
+        wanted: WantedItem = span.payload
         began = monotonic()
         log.debug("asking for an encode", digest=span.digest.hex(), rows=span.rows)
         try:

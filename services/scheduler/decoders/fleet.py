@@ -20,6 +20,8 @@ log = structlog.get_logger(__name__)
 
 _RETRY_LEASE_S = 0.2
 _SERVED_S = 1.0  # a link that lasted so long had come about
+# What answers at the address of a decoder whose process has ended: the next one there, which announces itself.
+_OF_ITS_SUCCESSOR = ("STARTING", "WRONG_DECODER")
 _CEDED_S = 5.0  # how long another scheduler has the first call on what was given to it
 
 
@@ -105,21 +107,26 @@ class Fleet:
     async def _keep(self, member: Member) -> None:
         """Keeps a link to a decoder for as long as it is in the registry."""
         said = ""
+        did = member.instance_id
         while not self._closing and member in self._directory.members:
             began = monotonic()
             try:
-                if began >= self._ceded.get(member.instance_id, began):
+                if began >= self._ceded.get(did, began):
                     await self._lease(member)
             except Superseded as error:
-                log.warning("decoder lost", decoder=member.instance_id, error=error.message)
+                log.warning("decoder lost", decoder=did, error=error.message)
             except ServingError as error:
                 # Until its place in the registry ends, a dead one is tried five times a second: that is said once.
-                if error.message != said or monotonic() - began > _SERVED_S:
-                    log.warning("decoder failed", decoder=member.instance_id, error=error.message)
+                if monotonic() - began > _SERVED_S:
+                    log.warning("decoder lost", decoder=did, error=error.message)
+                elif error.reason in _OF_ITS_SUCCESSOR:
+                    log.debug("decoder has been started again", decoder=did, error=error.message)
+                elif error.message != said:
+                    log.warning("decoder cannot be bound", decoder=did, error=error.message)
                 said = error.message
             await asyncio.sleep(_RETRY_LEASE_S)
-        self._keepers.pop(member.instance_id, None)
-        self._ceded.pop(member.instance_id, None)
+        self._keepers.pop(did, None)
+        self._ceded.pop(did, None)
 
     async def _lease(self, member: Member) -> None:
         lease = await self._queue.lease_decoder(member.instance_id, self._scheduler_id)

@@ -10,6 +10,7 @@ from services.scheduler.output.choice import Choice
 from shared.environment import monotonic
 from shared.errors import Unavailable
 from shared.queue import AppendAnswer, AppendCode, Queue
+from shared.telemetry.outage import Outage
 from shared.telemetry.timeline import Timelines
 
 log = structlog.get_logger(__name__)
@@ -50,7 +51,7 @@ class LogWriter:
         self._batches: deque[tuple[bytes, list[Choice]]] = deque()
         self._writing: list[Choice] = []  # of the call in progress
         self._work = asyncio.Event()
-        self._is_away = False
+        self._outage = Outage(log, "the token log cannot be written, trying again")
         self._num_submitted = 0
         self._num_written = 0
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
@@ -113,11 +114,9 @@ class LogWriter:
         try:
             answers = await self._queue.append_events(self._scheduler_id, batch)
         except Unavailable as error:
-            if not self._is_away:  # said once, not five times a second
-                log.warning("token log is away, holding on", error=error.message)
-            self._is_away = True
+            self._outage.note(error.message)
             return None
-        self._is_away = False
+        self._outage.over()
         refused = any(answer.code is AppendCode.REFUSED for _, answer in answers)
         return None if refused and not self._is_settled() else answers
 

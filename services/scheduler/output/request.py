@@ -40,7 +40,7 @@ _ISOLATED_FOR = 12
 _TO_ITS_END = 1 << 40
 
 
-class Wanted(NamedTuple):
+class WantedItem(NamedTuple):
     """A media item, and the numerics of the encoders that are to encode it."""
 
     item: MediaItem
@@ -335,7 +335,7 @@ class Request:
                     item.offset,
                     item.length,
                     item.rows,
-                    Wanted(item, self._encoder_numerics),
+                    WantedItem(item, self._encoder_numerics),
                 )
                 for item, named in zip(spec.media, self.media, strict=True)
             ),

@@ -7,6 +7,7 @@ import structlog
 
 from shared.errors import Unavailable
 from shared.queue import Queue
+from shared.telemetry.outage import Outage
 from tessera.scheduler.v1.scheduler_pb2 import GetLoadResponse
 
 log = structlog.get_logger(__name__)
@@ -45,6 +46,7 @@ class Ownership:
 
     async def register(self) -> None:
         """Takes the lease for the first time, waiting for Redis if need be."""
+        outage = Outage(log, "waiting for Redis")
         while True:
             try:
                 await self._queue.renew(
@@ -52,11 +54,12 @@ class Ownership:
                 )
                 return
             except Unavailable as error:
-                log.warning("waiting for redis", error=error.message)
+                outage.note(error.message)
                 await asyncio.sleep(_RENEW_S)
 
     async def run(self) -> None:
         """Renews until cancelled. Returns when this scheduler itself has been fenced off: it must end at once."""
+        outage = Outage(log, "the lease cannot be renewed, trying again")
         wait_s = _RENEW_S
         while True:
             await asyncio.sleep(wait_s)
@@ -77,7 +80,9 @@ class Ownership:
                 await self._fence_the_dead(now_ms, others)
                 wait_s = self._until_next_look(now_ms, others)
             except Unavailable as error:
-                log.warning("lease not renewed", error=error.message)
+                outage.note(error.message)
+            else:
+                outage.over()
 
     def _until_next_look(self, now_ms: int, others: dict[str, float]) -> float:
         """Not later than a lease that nobody renews can be found to have run out: every moment more is one in which the

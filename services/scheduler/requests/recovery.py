@@ -8,6 +8,7 @@ from services.scheduler.output.request import Request
 from services.scheduler.requests.output_tracker import OutputTracker
 from shared.errors import Unavailable
 from shared.queue import Queue, RequestSnapshot
+from shared.telemetry.outage import Outage
 
 log = structlog.get_logger(__name__)
 
@@ -23,6 +24,7 @@ class Recovery:
 
     def __init__(self, queue: Queue, scheduler_id: str, tracker: OutputTracker) -> None:
         self._queue = queue
+        self._outage = Outage(log, "requests cannot be restored yet, trying again")
         self._scheduler_id = scheduler_id
         self._tracker = tracker
         self._restored = queue.restarts
@@ -50,13 +52,14 @@ class Recovery:
         try:
             answers = await self._queue.restore([_held(r) for r in requests], self._scheduler_id)
         except Unavailable as error:
-            log.warning("not restored yet", error=error.message)
+            self._outage.note(error.message)
             await asyncio.sleep(_RETRY_S)
             return
+        self._outage.over()
         refused = [r for r, kept in zip(requests, answers, strict=True) if not kept]
         for request in refused:
             self._tracker.on_refused(request.request_id)
-        log.warning("restored", requests=len(requests), refused=len(refused))
+        log.info("restored requests", requests=len(requests), refused=len(refused))
         self._restored = restarts
         self._done.set()
         self._done = asyncio.Event()

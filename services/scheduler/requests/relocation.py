@@ -14,6 +14,7 @@ from services.scheduler.requests.output_tracker import OutputTracker
 from services.scheduler.requests.recovery import Recovery
 from shared.errors import Unavailable
 from shared.queue import Queue
+from shared.telemetry.outage import Outage
 
 log = structlog.get_logger(__name__)
 
@@ -155,6 +156,7 @@ class Returns:
 
     async def run(self) -> None:
         """Works until cancelled."""
+        outage = Outage(log, "requests cannot be given back yet, trying again")
         while True:
             await self._work.wait()
             self._work.clear()
@@ -162,8 +164,9 @@ class Returns:
                 waiting, self._waiting = self._waiting, {}
                 try:
                     await self.give_back([r for r in self._tracker.unassigned if r in waiting])
+                    outage.over()
                 except Unavailable as error:
-                    log.warning("not given back yet", error=error.message)
+                    outage.note(error.message)
                     self._waiting = {**waiting, **self._waiting}
                     await asyncio.sleep(_RETRY_S)
 
@@ -176,7 +179,7 @@ class Returns:
         await self._queue.give_back(self._scheduler_id, request_ids, lost_decoders)
         if self._recovery.is_settled and restarts == self._queue.restarts:
             self._tracker.forget(request_ids)
-            log.warning("gave requests back", requests=len(request_ids))
+            log.warning("gave requests back to the queue", requests=len(request_ids))
         else:  # Redis may not have known that they were ours
             await self._recovery.settled()
             await self.give_back(request_ids)

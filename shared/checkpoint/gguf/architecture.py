@@ -34,6 +34,8 @@ _OTHERS = {
 _BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 # Frequencies that are divided, each by its own number: it becomes a part of config.json.
 _FREQUENCIES = "rope_freqs.weight"
+# What files of towers and projectors say.
+_PROJECTORS = ("clip", "mmproj")
 _MOST_LAYERS = 1 << 12
 # Keys that change what is computed, in ways that these models are not read with.
 _OTHER_MODELS = (
@@ -78,12 +80,22 @@ class GgufModel:
             )
         name = header.metadata.get("general.architecture")
         if not isinstance(name, str) or name not in ARCHITECTURES:
-            known = ", ".join(ARCHITECTURES)
-            raise header.refusal(f"general.architecture is {cut(repr(name), 40)}; {known} are read")
+            shown, known = cut(repr(name), 40), ", ".join(ARCHITECTURES)
+            if name in _PROJECTORS:
+                raise header.refusal(
+                    f"general.architecture is {shown}: it is the vision part of a model (mmproj), which is not read;"
+                    " give the file of the language model, which answers to text alone, or the checkpoint that both"
+                    " were made of"
+                )
+            raise header.refusal(
+                f"general.architecture is {shown}; {known} are read: serve the checkpoint that it was made of"
+            )
         self._called, self._kind = name, ARCHITECTURES[name]
         for key in _OTHER_MODELS:
             if header.metadata.get(f"{name}.{key}"):
-                raise header.refusal(f"{name}.{key} is not supported")
+                raise header.refusal(
+                    f"{name}.{key} is not supported: serve the checkpoint that it was made of"
+                )
         self.tensors = dict(self._named())
 
     @property

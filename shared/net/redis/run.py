@@ -39,7 +39,7 @@ class Runs:
             run_id = str(answer, "ascii")
             known, self._known[prefix] = self._known.get(prefix, ""), run_id
             if known not in ("", run_id):
-                log.warning("redis has been restarted", keys=prefix)
+                log.warning("Redis has been restarted", keys=prefix)
                 self._restarts[prefix] += 1
                 self._changed.set()
                 self._changed = asyncio.Event()

@@ -1,6 +1,6 @@
 """msmodelslim: codes of 8 and of 4 bits as vllm-ascend and MindIE read them."""
 
-from shared.weights.layouts.layout import SCALES, BadCodes, Layout, Shape, Stored
+from shared.weights.layouts.layout import SCALES, BadCodes, Beside, Layout, Shape, Stored
 
 _STEPS = ("I64", "F32")  # of products; the former has the bits of the latter
 
@@ -25,7 +25,7 @@ class AscendLayout(Layout):
     unused = ("scale_bias",)
     main_dtypes = ("I8",)
 
-    def of_layer(self, main: str) -> Layout:
+    def of_layer(self, main: str, beside: Beside) -> Layout:
         """See `Layout.of_layer`."""
         return NarrowAscendLayout(self.codes) if self.codes.has_narrow_codes(main) else self
 
@@ -63,7 +63,7 @@ class NarrowAscendLayout(AscendLayout):
     offsets beside these are 0. `scale_bias`, 8 times the sum of an output's numbers, is no part of the layer: kernels
     want it that split activations of 8 bits in halves."""
 
-    def of_layer(self, main: str) -> Layout:
+    def of_layer(self, main: str, beside: Beside) -> Layout:
         """See `Layout.of_layer`."""
         return self
 

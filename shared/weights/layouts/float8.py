@@ -1,8 +1,8 @@
 """Numbers of 8 bits (e4m3) with scales of a whole layer, of its outputs or of blocks: as DeepSeek and Qwen3-FP8 have
-them ("fp8"), and compressed-tensors ("float-quantized")."""
+them ("fp8"), Model Optimizer, and compressed-tensors ("float-quantized")."""
 
 from shared.model_config.quantization import StoredCodes
-from shared.weights.layouts.compressed_tensors import OF_ACTIVATIONS
+from shared.weights.layouts.compressed_tensors import OF_ACTIVATIONS, OF_CACHE
 from shared.weights.layouts.layout import SCALES, Layout, Shape, Stored
 
 _NUMBERS = ("F8_E4M3",)
@@ -14,7 +14,7 @@ class Float8Layout(Layout):
 
     main = "weight"
     tensors = ("weight", "weight_scale", "weight_scale_inv")
-    unused = (*OF_ACTIVATIONS, "activation_scale")
+    unused = (*OF_ACTIVATIONS, *OF_CACHE, "activation_scale")
     main_dtypes = _NUMBERS
 
     def __init__(self, codes: StoredCodes) -> None:

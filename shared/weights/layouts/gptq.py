@@ -1,5 +1,7 @@
 """GPTQ as AutoGPTQ ("gptq") and GPTQModel ("gptq_v2") store it: words along inputs."""
 
+from collections.abc import Mapping, Sequence
+
 from shared.weights.layouts.layout import INDEX, SCALES, WORDS, BadCodes, Layout, Shape, Stored
 
 
@@ -11,6 +13,20 @@ class GptqLayout(Layout):
     scales = "scales"
     tensors = ("qweight", "qzeros", "scales", "g_idx")
     order = "g_idx"
+
+    def of_shapes(self, shapes: Mapping[str, Shape], said: Sequence[int]) -> Layout:
+        """See `Layout.of_shapes`: zero points are words along outputs."""
+        found = [shapes.get(tensor, ()) for tensor in ("qweight", "qzeros", "scales")]
+        for tensor, shape in zip(("qweight", "qzeros", "scales"), found, strict=True):
+            if len(shape) != 2:
+                raise BadCodes(tensor, "the checkpoint lacks it, or it is no matrix")
+        (words, out), (_, of_zeros), (groups, _) = found
+        bits = next((bits for bits in (4, 8) if 32 * of_zeros == bits * out), 0)
+        if not bits:
+            raise BadCodes(
+                "qzeros", f"{of_zeros} words for {out} outputs have not 4 or 8 bits each"
+            )
+        return self.with_own(bits, words * 32 // bits, groups, symmetric=False)
 
     def sizes(self, main: Shape) -> tuple[int, int]:
         """See `Layout.sizes`."""

@@ -1,7 +1,8 @@
 """What all layouts of coded layers are."""
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from shared.model_config.quantization import StoredCodes
@@ -32,6 +33,10 @@ class Stored:
     other: Shape | None = None
 
 
+# The content of a small tensor of a layer that has bytes, by the last part of its name; None where it is not stored.
+Beside = Callable[[str], "bytes | None"]
+
+
 class Layout(ABC):
     """One way in which a layer [out, inputs] is stored."""
 
@@ -40,14 +45,35 @@ class Layout(ABC):
     unused: ClassVar[tuple[str, ...]] = ()  # those that may be there and are not read
     main_dtypes: ClassVar[tuple[str, ...]] = WORDS
     scales: ClassVar[str] = "weight_scale"  # the tensor of scales
+    main_is_flat: ClassVar[bool] = False  # its shape is not the layer's, which lies beside it
     order: ClassVar[str] = ""  # the tensor that says which group each input belongs to
 
     def __init__(self, codes: StoredCodes) -> None:
         self.codes = codes
 
-    def of_layer(self, main: str) -> "Layout":
-        """That of one layer, by the stored name of its codes, where a checkpoint stores some in another way."""
+    @classmethod
+    def split(cls, name: str) -> tuple[str, str]:
+        """The layer that a tensor would be of, and what it is there."""
+        layer, _, tensor = name.rpartition(".")
+        return layer, tensor
+
+    def of_layer(self, main: str, beside: Beside) -> "Layout":
+        """That of one layer, by the stored name of its codes and what lies beside these, where a checkpoint stores some
+        in another way. Raises BadCodes."""
         return self
+
+    def of_shapes(self, shapes: Mapping[str, Shape], said: Sequence[int]) -> "Layout":
+        """That of a layer of a checkpoint in which each has bits and groups of its own: by the shapes of its tensors
+        and `said`, the content of `weight_shape`. Raises BadCodes."""
+        raise NotImplementedError
+
+    def with_own(self, bits: int, inputs: int, groups: int, symmetric: bool) -> "Layout":
+        """For `of_shapes`. Raises BadCodes."""
+        if groups < 1 or inputs < 1 or inputs % groups:
+            raise BadCodes(self.scales, f"{inputs} inputs do not divide into {groups} groups")
+        group = 0 if groups == 1 else inputs // groups
+        own = replace(self.codes, bits=bits, group=group, symmetric=symmetric, mixed=False)
+        return type(self)(own)
 
     @abstractmethod
     def sizes(self, main: Shape) -> tuple[int, int]:
@@ -74,6 +100,11 @@ class Layout(ABC):
                 self.main, f"its {inputs} inputs do not divide into groups of {group} (group_size)"
             )
         return inputs // group if group else 1
+
+    @property
+    def group(self) -> int:
+        """Inputs that share a scale; 0 for all of an output's."""
+        return self.codes.group
 
     @property
     def per_word(self) -> int:

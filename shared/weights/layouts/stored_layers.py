@@ -1,5 +1,6 @@
 """The coded layers of a checkpoint, checked by the headers of their tensors."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -11,15 +12,26 @@ from shared.errors import InvalidRequest
 from shared.model_config.quantization import (
     ASCEND,
     AWQ,
+    BNB4,
+    BNB8,
     BYTES,
     FLOAT8,
     GPTQ,
+    MODELOPT4,
+    MXFP4,
+    NVFP4,
     PACKED,
     StoredCodes,
 )
 from shared.weights.layouts.ascend import AscendLayout
 from shared.weights.layouts.awq import AwqLayout
-from shared.weights.layouts.compressed_tensors import BytesLayout, PackedLayout
+from shared.weights.layouts.bitsandbytes import Bnb4Layout, Bnb8Layout
+from shared.weights.layouts.compressed_tensors import (
+    BytesLayout,
+    Float4Layout,
+    ModeloptFloat4Layout,
+    PackedLayout,
+)
 from shared.weights.layouts.float8 import Float8Layout
 from shared.weights.layouts.gptq import GptqLayout
 from shared.weights.layouts.layout import BadCodes, Layout, Stored
@@ -29,23 +41,31 @@ LAYOUTS: Mapping[str, type[Layout]] = {
     GPTQ: GptqLayout,
     PACKED: PackedLayout,
     BYTES: BytesLayout,
+    NVFP4: Float4Layout,
+    MXFP4: Float4Layout,
+    MODELOPT4: ModeloptFloat4Layout,
+    BNB4: Bnb4Layout,
+    BNB8: Bnb8Layout,
     FLOAT8: Float8Layout,
     ASCEND: AscendLayout,
 }
+
+_MOST_BESIDE = 4096  # bytes of a tensor that says how a layer is stored
 
 
 def split_name(codes: StoredCodes, name: str) -> tuple[str, str] | None:
     """Of a tensor of codes, or one beside them, the layer's name and what it is there; None for all others and those
     that are called as a weight of numbers is."""
-    layer, _, tensor = name.rpartition(".")
     layout = LAYOUTS[codes.layout]
+    layer, tensor = layout.split(name)
     known = (*layout.tensors, *layout.unused)
     return (layer, tensor) if tensor in known and tensor != "weight" else None
 
 
 def is_unused(codes: StoredCodes, name: str) -> bool:
     """Whether a tensor is one that may be there and is not read, such as scales of activations."""
-    return name.rpartition(".")[2] in LAYOUTS[codes.layout].unused
+    layout = LAYOUTS[codes.layout]
+    return layout.split(name)[1] in layout.unused
 
 
 class StoredLayers:
@@ -56,10 +76,10 @@ class StoredLayers:
         naming the tensor, for a layer that lacks one or has it in another shape or element type than the codes want,
         and for one that the configuration leaves out."""
         self.layout, self._headers, self._names = layout, headers, names
-        parts = [name.rpartition(".") for name in names]
+        parts = [layout.split(name) for name in names]
         self._layers = {
             layer
-            for layer, _, tensor in parts
+            for layer, tensor in parts
             if tensor in layout.tensors and (tensor != "weight" or self._is_coded(layer))
         }
         self._sizes: dict[str, tuple[int, int]] = {}
@@ -89,15 +109,31 @@ class StoredLayers:
         """Outputs and inputs."""
         return self._sizes[layer]
 
+    def layout_of(self, layer: str) -> Layout:
+        """How one layer is stored. Raises BadCodes."""
+        main = self._names[f"{layer}.{self.layout.main}"]
+        found = self.layout.of_layer(main, lambda tensor: self._beside(layer, tensor))
+        if not found.codes.mixed:
+            return found
+        stored = {tensor: self._names.get(f"{layer}.{tensor}") for tensor in found.tensors}
+        shapes = {tensor: self._headers.shape(name) for tensor, name in stored.items() if name}
+        return found.of_shapes(shapes, self._said_shape(layer))
+
+    def group(self, layer: str) -> int:
+        """Inputs that share a scale; 0 for all of an output's."""
+        return self.layout_of(layer).group
+
     def require_sizes(self, layer: str, out: int, inputs: int) -> None:
         """Raises InvalidRequest, with the tensor's name, for other sizes than are stored."""
         main = self.layout.main
         try:
-            expected = self._of_layer(layer).required(out, inputs)[main].shape
+            expected = self.layout_of(layer).required(out, inputs)[main].shape
         except BadCodes as error:
             raise self.refusal(layer, error) from None
         found = self._headers.shape(self._names[f"{layer}.{main}"])
-        if found != expected:
+        if found != expected or (self.layout.main_is_flat and self._sizes[layer] != (out, inputs)):
+            found = self._sizes[layer] if self.layout.main_is_flat else found
+            expected = (out, inputs) if self.layout.main_is_flat else expected
             why = (
                 f"config.json wants {list(expected)} for {out} outputs and {inputs} inputs, stored is"
                 f" {list(found)}"
@@ -133,7 +169,7 @@ class StoredLayers:
         if not self.layout.order or name not in self._names:
             return None
         _, inputs = self.sizes(layer)
-        group = self.layout.codes.group or inputs
+        group = self.group(layer) or inputs
         found = self._headers.whole_numbers(self._names[name])
         expected = np.arange(inputs) // group
         if np.array_equal(found, expected):
@@ -143,8 +179,14 @@ class StoredLayers:
             raise self.refusal(layer, BadCodes(self.layout.order, why))
         return found
 
-    def _of_layer(self, layer: str) -> Layout:
-        return self.layout.of_layer(self._names[f"{layer}.{self.layout.main}"])
+    def _beside(self, layer: str, tensor: str) -> bytes | None:
+        stored = self._names.get(f"{layer}.{tensor}")
+        if stored is None:
+            return None
+        kind, shape = self._headers.dtype(stored), self._headers.shape(stored)
+        if kind != "U8" or math.prod(shape) > _MOST_BESIDE:
+            raise BadCodes(tensor, f"it is {kind} {list(shape)} and has to be a few bytes (U8)")
+        return self._headers.whole_numbers(stored).astype(np.uint8).tobytes()
 
     def _is_coded(self, layer: str) -> bool:
         """Whether what is called a weight is in one of the element types that codes have."""
@@ -165,7 +207,7 @@ class StoredLayers:
             shape = self._headers.shape(self._names[main])
             if len(shape) != 2:
                 raise BadCodes(layout.main, f"{list(shape)} is no matrix")
-            layout = self._of_layer(layer)
+            layout = self.layout_of(layer)
             out, inputs = self._stored_sizes(layer, layout, shape)
             required = layout.required(out, inputs)
             for tensor, stored in (required | layout.optional(out, inputs)).items():
@@ -179,14 +221,21 @@ class StoredLayers:
         out, inputs = layout.sizes(main)
         shape = f"{layer}.weight_shape"
         if "weight_shape" in self.layout.tensors and shape in self._names:
-            stored = self._names[shape]
-            said = []
-            if self._headers.dtype(stored) in ("I32", "I64"):
-                said = self._headers.whole_numbers(stored).tolist()
+            said = self._said_shape(layer)
             if len(said) != 2 or said[0] != out or not 0 < said[1] <= inputs:
                 raise BadCodes("weight_shape", f"{said} is not the shape of {list(main)}")
             inputs = said[1]
         return out, inputs
+
+    def _said_shape(self, layer: str) -> list[int]:
+        """Empty where it is not stored, or is none."""
+        stored = self._names.get(f"{layer}.weight_shape")
+        if stored is None or self._headers.dtype(stored) not in ("I32", "I64"):
+            return []
+        if math.prod(self._headers.shape(stored)) != 2:
+            return []
+        said: list[int] = self._headers.whole_numbers(stored).tolist()
+        return said
 
     def _check_tensor(self, layer: str, tensor: str, expected: Stored, required: bool) -> None:
         stored = self._names.get(f"{layer}.{tensor}")

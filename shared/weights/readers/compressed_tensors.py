@@ -3,17 +3,28 @@
 import torch
 from torch import Tensor
 
-from shared.weights.layouts.compressed_tensors import BytesLayout, CompressedLayout, PackedLayout
-from shared.weights.layouts.layout import BadCodes
+from shared.model_config.quantization import MXFP4
+from shared.weights.layouts.compressed_tensors import (
+    BytesLayout,
+    CompressedLayout,
+    Float4Layout,
+    ModeloptFloat4Layout,
+    PackedLayout,
+)
+from shared.weights.layouts.layout import NOT_FINITE, BadCodes
 from shared.weights.quantized_weight import QuantizedWeight
 from shared.weights.readers.layout import (
     ALL,
+    FLOAT4,
     Tensors,
     apart,
     as_bytes,
     together,
+    unsigned,
     whole_order,
 )
+
+_NO_NUMBER = 255  # among exponents
 
 
 class PackQuantized(PackedLayout):
@@ -48,13 +59,40 @@ class PackQuantized(PackedLayout):
         return None
 
 
+class Float4(Float4Layout):
+    """See `Reader`. Codes are places in a table of twice their numbers, which is exact."""
+
+    def read(self, tensors: Tensors, inputs: int, rows: slice) -> QuantizedWeight:
+        """See `Reader.read`."""
+        codes = tensors.part("weight_packed", rows, ALL).contiguous()
+        stored = tensors.part("weight_scale", rows, ALL)
+        if self.codes.layout == MXFP4:
+            if bool((stored == _NO_NUMBER).any()):
+                raise BadCodes("weight_scale", NOT_FINITE)
+            scales = torch.ldexp(torch.ones(stored.shape), stored.int() - 128).bfloat16()
+        else:
+            scales = stored.float() / tensors.whole("weight_global_scale").reshape(1, 1) * 0.5
+        return QuantizedWeight(codes, scales, 4, self.codes.group, codebook=FLOAT4)
+
+
+class ModeloptFloat4(ModeloptFloat4Layout):
+    """See `Reader`, and `Float4`."""
+
+    def read(self, tensors: Tensors, inputs: int, rows: slice) -> QuantizedWeight:
+        """See `Reader.read`."""
+        codes = tensors.part("weight", rows, ALL).contiguous()
+        stored = tensors.part("weight_scale", rows, ALL).float()
+        scales = stored * tensors.whole("weight_scale_2").reshape(1, 1) * 0.5
+        return QuantizedWeight(codes, scales, 4, self.codes.group, codebook=FLOAT4)
+
+
 class IntQuantized(BytesLayout):
     """See `Reader`."""
 
     def read(self, tensors: Tensors, inputs: int, rows: slice) -> QuantizedWeight:
         """See `Reader.read`."""
         scales = _scales(self, tensors, rows)
-        codes = _unsigned(tensors.part("weight", rows, ALL))
+        codes = unsigned(tensors.part("weight", rows, ALL))
         zeros = None
         if tensors.has("weight_zero_point"):
             zeros = self._zeros(tensors, rows)
@@ -70,7 +108,7 @@ class IntQuantized(BytesLayout):
             if bool((stored != 0).any()):
                 raise BadCodes("weight_zero_point", "it is not zero, and symmetric is true")
             return None
-        return _unsigned(stored)
+        return unsigned(stored)
 
 
 def _scales(layout: CompressedLayout, tensors: Tensors, rows: slice) -> Tensor:
@@ -78,8 +116,3 @@ def _scales(layout: CompressedLayout, tensors: Tensors, rows: slice) -> Tensor:
     if layout.codes.one_scale:
         return tensors.whole("weight_scale").expand(rows.stop - rows.start, 1).contiguous()
     return tensors.part("weight_scale", rows, ALL).contiguous()
-
-
-def _unsigned(values: Tensor) -> Tensor:
-    """uint8 of int8, each 128 more."""
-    return values.contiguous().view(torch.uint8) ^ 128

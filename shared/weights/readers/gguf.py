@@ -15,11 +15,11 @@ from torch import Tensor
 
 from shared.checkpoint.gguf.block_types import CODED
 from shared.weights.quantized_weight import QuantizedWeight
+from shared.weights.readers.layout import FLOAT4
 
 _Read = Callable[[Tensor], QuantizedWeight]
-# What codes of IQ4_NL and IQ4_XS stand for, and twice what those of MXFP4 do.
+# What codes of IQ4_NL and IQ4_XS stand for.
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-_FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
 def read_blocks(kind: str, rows: Tensor) -> QuantizedWeight:
@@ -122,7 +122,7 @@ def _mxfp4(blocks: Tensor) -> QuantizedWeight:
     # Half a power of two of its exponent, as the table has twice the numbers.
     exponents = blocks[..., :1].int() - 128
     scales = torch.ldexp(torch.ones(exponents.shape), exponents).bfloat16()
-    return _nibbles(codes, scales, 32, codebook=_FP4)
+    return _nibbles(codes, scales, 32, codebook=FLOAT4)
 
 
 _READ: Mapping[str, _Read] = {

@@ -9,6 +9,8 @@ from shared.weights.layouts.layout import BadCodes, Layout
 from shared.weights.quantized_weight import QuantizedWeight
 
 ALL = slice(None)
+# Twice what numbers of 4 bits (e2m1) are, by their codes.
+FLOAT4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 
 
 class Tensors(Protocol):
@@ -46,6 +48,11 @@ def packed_outputs(layout: Layout, tensors: Tensors, name: str, rows: slice) -> 
 def as_bytes(words: Tensor) -> Tensor:
     """uint8 [n, 4 * m] of int32 [n, m], the lowest byte of each first."""
     return words.contiguous().view(torch.uint8)
+
+
+def unsigned(values: Tensor) -> Tensor:
+    """uint8 of int8, each 128 more."""
+    return values.contiguous().view(torch.uint8) ^ 128
 
 
 def apart(codes: Tensor, bits: int) -> Tensor:

@@ -1,8 +1,9 @@
 """Anthropic's client for Python."""
 
+import base64
 from typing import Literal
 
-from anthropic import Anthropic
+from anthropic import Anthropic, beta_tool
 from asked import (
     ASKED,
     ENOUGH,
@@ -12,6 +13,7 @@ from asked import (
     SHAPES,
     TOO_HOT,
     TURNS,
+    agent,
     call,
     error_of,
     found,
@@ -41,6 +43,10 @@ source = {"type": "base64", "media_type": "image/png", "data": PICTURE}
 blocks = [{"type": "image", "source": source}, {"type": "text", "text": ASKED.question}]
 pictures = [{"role": "user", "content": blocks}]
 found("picture", "whole", create(**short, messages=pictures).content[0].text)
+file = client.beta.files.upload(file=("a.png", base64.b64decode(PICTURE), "image/png"))
+blocks[0] = {"type": "image", "source": {"type": "file", "file_id": file.id}}
+found("picture", "file", create(**short, messages=pictures).content[0].text)
+client.beta.files.delete(file.id)
 
 tools = [{"name": "count", "description": "How many there are.", "input_schema": SHAPES}]
 calling = {**greedy, "max_tokens": ENOUGH, "tools": tools, "tool_choice": {"type": "any"}}
@@ -57,6 +63,32 @@ turns = [
     {"role": "user", "content": [result]},
 ]
 found("answer", "whole", create(**short, tools=tools, messages=turns).content[0].text)
+
+calls = []
+
+
+@beta_tool
+def get_weather(city: str) -> str:
+    """How it is outside."""
+    calls.append({"city": city})
+    return RESULT
+
+
+other = Anthropic(base_url=ASKED.agent_url, api_key=ASKED.key, max_retries=0)
+loop = {
+    "model": ASKED.agent_model,
+    "max_tokens": 50,
+    "tools": [get_weather],
+    "messages": TURNS,
+    "extra_body": {"temperature": 0},
+}
+runner = other.beta.messages.tool_runner(**loop)
+ended = runner.until_done()
+found("agent", "runner", agent([*calls], ended.content[0].text))
+calls.clear()
+for stream in other.beta.messages.tool_runner(**loop, stream=True):
+    last = stream.get_final_message()
+found("agent", "runner stream", agent([*calls], last.content[0].text))
 
 form = {"format": {"type": "json_schema", "schema": SCHEMA}}
 formed = create(**greedy, max_tokens=ENOUGH, messages=TURNS, output_config=form)

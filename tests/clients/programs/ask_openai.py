@@ -1,10 +1,12 @@
 """OpenAI's client for Python."""
 
+import base64
 from typing import Literal
 
 from asked import (
     ASKED,
     ENOUGH,
+    PICTURE,
     PICTURE_TURNS,
     RESULT,
     SCHEMA,
@@ -36,6 +38,11 @@ found("chat", "stream", "".join(c.choices[0].delta.content or "" for c in chunks
 with client.chat.completions.stream(**short, messages=TURNS) as stream:
     found("chat", "helper", "".join(e.delta for e in stream if e.type == "content.delta"))
 found("picture", "whole", create(**short, messages=PICTURE_TURNS).choices[0].message.content)
+
+file = client.files.create(file=("a.png", base64.b64decode(PICTURE)), purpose="vision")
+text = {"type": "text", "text": ASKED.question}
+shown = [{"role": "user", "content": [{"type": "file", "file": {"file_id": file.id}}, text]}]
+found("picture", "file", create(**short, messages=shown).choices[0].message.content)
 
 tools = {**few, "tools": [TOOL], "max_tokens": ENOUGH}
 message = create(**tools, messages=TURNS, tool_choice="required").choices[0].message
@@ -72,6 +79,9 @@ items = [
     }
 ]
 found("picture", "responses", client.responses.create(**short, input=items).output_text)
+items[0]["content"][0] = {"type": "input_image", "file_id": file.id}
+found("picture", "responses file", client.responses.create(**short, input=items).output_text)
+assert client.files.delete(file.id).deleted
 tool = {"type": "function", "name": "count", "parameters": SHAPES, "strict": True}
 calling = client.responses.create(
     **few, input=ASKED.question, tools=[tool], tool_choice="required", max_output_tokens=ENOUGH

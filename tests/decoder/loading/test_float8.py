@@ -27,6 +27,8 @@ WAYS = [
     Float8(COMPRESSED, block=None),
     Float8(COMPRESSED, block=None, one_scale=True, scales=torch.bfloat16),
     Float8(COMPRESSED),
+    Float8("fbgemm_fp8", block=None),
+    Float8("modelopt", block=None, one_scale=True, scalar=True),
 ]
 LAYER = "model.layers.1.self_attn.k_proj"
 

@@ -10,7 +10,8 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file, save_file
 from structlog.testing import capture_logs
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from services.decoder.loading.load import Loaded, load
 from services.decoder.models.llama import Llama
@@ -148,6 +149,32 @@ def test_codes_become_numbers_where_that_is_asked_for(tmp_path: Path) -> None:
     assert not [line for line in logs if line["event"] == "quantized weights"]
     assert torch.allclose(log_probabilities(one), expected_of(numbers), atol=2e-3)
     assert one.fingerprint != loaded(folder, dtype="float32").fingerprint
+
+
+def test_positions_are_scaled_as_llama_3_1_scales_them(tmp_path: Path) -> None:
+    rope = {
+        "rope_type": "llama3",
+        "rope_theta": 1e4,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }
+    numbers = make_checkpoint(tmp_path / "numbers", "llama", text=SIZES | {"rope_parameters": rope})
+    config = AutoConfig.from_pretrained(numbers)
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, None)
+    plain = 1e4 ** -(torch.arange(0, 64, 2) / 64)
+
+    def factors(writer: gguf.GGUFWriter) -> None:
+        writer.add_tensor("rope_freqs.weight", (plain / scaled).float().numpy())
+
+    folder = tmp_path / "codes"
+    folder.mkdir()
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(numbers / name, folder)
+    write_gguf(folder / "some.gguf", numbers, {"": Kind.F32}, factors)
+    found = log_probabilities(loaded(folder, dtype="float32"))
+    assert torch.allclose(found, expected_of(numbers), atol=1e-3)
 
 
 def test_rows_of_the_embedding_stay_in_the_file(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from shared.queue import connect
 from shared.queue.keys import Keys
 from shared.queue.registry import Directory
 from tests.support.checkpoints import make_checkpoint
+from tests.support.queue.members import first_member
 
 ROOT = Path(__file__).parents[3]
 
@@ -239,7 +240,7 @@ def test_the_memory_of_a_step_is_seen() -> None:
     assert size * 0.9 < seen < size * 1.5
 
 
-async def test_the_room_starts_announces_itself_and_leaves_when_told(
+async def test_the_service_starts_announces_itself_and_leaves_when_told(
     llama_folder: Path, redis_url: str
 ) -> None:
     process = await asyncio.create_subprocess_exec(
@@ -251,7 +252,7 @@ async def test_the_room_starts_announces_itself_and_leaves_when_told(
     keys = Keys(llama_folder.name)
     try:
         async with Directory(redis, keys, "decoder") as directory:
-            member = await directory.wait_for_one(60)
+            member = await first_member(directory)
         from tests.support.decoder.step_stream import StepStream
 
         async with StepStream.open(member.address, decoder_id=member.instance_id) as stream:

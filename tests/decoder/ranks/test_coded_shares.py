@@ -1,5 +1,6 @@
 """Ranks that have a part of every layer as codes compute together what one process computes with all codes."""
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +19,9 @@ from shared.model_backends import ModelBackend
 from shared.weights.scheme import SMALL, find_scheme
 from tests.decoder.ranks.test_shares import LONGEST, Answer
 from tests.support.checkpoints import make_checkpoint
+from tests.support.checkpoints.bitsandbytes import BitsAndBytes, write_bitsandbytes
 from tests.support.checkpoints.coded import Coded, write_coded
+from tests.support.checkpoints.float4 import Float4, write_float4
 from tests.support.decoder.instruction_sets import RUNNABLE, open_kernels
 from tests.support.decoder.thread_ranks import run_ranks
 
@@ -85,10 +88,37 @@ def test_ranks_that_quantize_say_nearly_what_one_says(
     assert divergence(folder, quantization) < most
 
 
-def test_a_cut_that_no_groups_allow_is_refused_by_tensor_group_and_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "write",
+    [
+        partial(write_bitsandbytes, how=BitsAndBytes("nf4", nested=True, block=64)),
+        partial(write_bitsandbytes, how=BitsAndBytes("fp4", block=192)),
+        partial(write_bitsandbytes, how=BitsAndBytes("int8")),
+        partial(write_float4, how=Float4("nvfp4")),
+    ],
+)
+def test_ranks_of_codes_of_a_table_say_what_one_says(
+    tmp_path: Path, write: Callable[[Path, Path], object]
+) -> None:
+    write(tmp_path / "coded", make_checkpoint(tmp_path / "dense", "llama", text=TEXT))
+    checkpoint = require_servable(tmp_path / "coded", parts=Parts.WEIGHTS, device="cpu")
+    assert require_divisible(checkpoint, 2, ModelBackend.AUTO)
+    assert divergence(tmp_path / "coded", "auto") < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("write", "tensor"),
+    [
+        (partial(write_coded, how=Coded("awq", group=16)), "qweight"),
+        (partial(write_bitsandbytes, how=BitsAndBytes("nf4", block=16)), "weight"),
+    ],
+    ids=["awq", "nf4"],
+)
+def test_a_cut_that_no_groups_allow_is_refused_by_tensor_group_and_ranks(
+    tmp_path: Path, write: Callable[[Path, Path], object], tensor: str
+) -> None:
     text = {**TEXT, "head_dim": 12, "hidden_size": 96}
-    dense = make_checkpoint(tmp_path / "dense", "llama", text=text)
-    write_coded(tmp_path / "coded", dense, Coded("awq", group=16))
-    said = r"--tensor-parallel-size 2: .*o_proj\.qweight with groups of 16, whose 48 inputs are cut at 24"
+    write(tmp_path / "coded", make_checkpoint(tmp_path / "dense", "llama", text=text))
+    said = rf"size 2: .*o_proj\.{tensor} with groups of 16, whose 48 inputs are cut at 24"
     with pytest.raises(InvalidRequest, match=said):
         require_divisible(Checkpoint(tmp_path / "coded"), 2, ModelBackend.AUTO)

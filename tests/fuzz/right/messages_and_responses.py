@@ -5,7 +5,7 @@ import random
 from typing import Any
 
 from tests.fuzz import forms, values
-from tests.fuzz.right.pictures import picture_file
+from tests.fuzz.right.pictures import file_id, picture_file
 from tests.fuzz.values import MODEL
 
 
@@ -18,15 +18,24 @@ def of_messages(draw: random.Random, route: str) -> dict[str, Any]:
         "source": {"type": "base64", "media_type": "image/png", "data": picture},
     }
     of_url = {"type": "image", "source": {"type": "url", "url": values.url(draw)}}
+    of_file = {"type": "image", "source": {"type": "file", "file_id": file_id(draw)}}
+    told = draw.choice([{"type": "text", "data": "x"}, {"type": "content", "content": [text]}])
+    document = {"type": "document", "source": told, "title": "y"}
+    search = {"type": "search_result", "source": "z", "content": [text]}
     call = {"type": "tool_use", "id": "c", "name": "weather", "input": {"city": "x"}}
     result = {
         "type": "tool_result",
         "tool_use_id": "c",
-        "content": draw.choice(["sunny", [text, image]]),
+        "content": draw.choice(["sunny", [text, image], [document, search]]),
     }
     thought = {"type": "thinking", "thinking": "hm", "signature": ""}
     messages: list[dict[str, Any]] = [
-        {"role": "user", "content": draw.choice(["Hi", [text], [text, image, of_url]])}
+        {
+            "role": "user",
+            "content": draw.choice(
+                ["Hi", [text], [text, image, of_url], [of_file], [document, search]]
+            ),
+        }
     ]
     if draw.random() < 0.4:
         messages.append({"role": "assistant", "content": [thought, text, call]})
@@ -59,8 +68,18 @@ def of_responses(draw: random.Random, route: str) -> dict[str, Any]:
     picture = base64.b64encode(picture_file(draw)).decode()
     image = {"type": "input_image", "image_url": f"data:image/png;base64,{picture}"}
     of_url = {"type": "input_image", "image_url": values.url(draw)}
+    of_file = draw.choice(
+        [
+            {"type": "input_image", "file_id": file_id(draw)},
+            {"type": "input_file", "filename": "a", "file_data": image["image_url"]},
+            {"type": "input_file", "file_url": values.url(draw)},
+        ]
+    )
     items: list[dict[str, Any]] = [
-        {"role": "user", "content": draw.choice(["Hi", [text], [text, image, of_url]])}
+        {
+            "role": "user",
+            "content": draw.choice(["Hi", [text], [text, image, of_url], [text, of_file]]),
+        }
     ]
     if draw.random() < 0.4:
         items += [

@@ -21,10 +21,21 @@ def picture_part(draw: random.Random) -> dict[str, Any]:
         return {"type": "image_url", "image_url": {"url": values.url(draw)}}
     kind = draw.choice(["image", "image", "video"])
     picture = picture_file(draw)
+    if draw.random() < 0.2:
+        data = f"data:image/png;base64,{base64.b64encode(picture).decode()}"
+        return {
+            "type": "file",
+            "file": draw.choice([{"file_data": data}, {"file_id": file_id(draw)}]),
+        }
     return {
         "type": f"{kind}_url",
         f"{kind}_url": {"url": f"data:{kind}/png;base64,{base64.b64encode(picture).decode()}"},
     }
+
+
+def file_id(draw: random.Random) -> str:
+    """The id of a file that may be one."""
+    return draw.choice([f"file-{draw.getrandbits(128):032x}", "file-", "x", ""])
 
 
 def picture_file(draw: random.Random) -> bytes:

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -13,21 +13,13 @@ from services.gateway.timings import Timings
 from shared.queue import connect
 from shared.queue.keys import Keys
 from tests.support.gateway.neighbours import Played
-from tests.support.gateway.stage import MODEL, Stage, until_ready
+from tests.support.gateway.stage import MODEL, Stage, answer_slowly, until_ready
 from tests.support.network.http import plain_client
 from tests.support.network.sse import ASK_FOR_IDS
+from tests.support.waiting import until_async
 
 CHAT = "/v1/chat/completions"
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "stream": True}
-
-
-def endless(stage: Stage) -> None:
-    async def slowly(rid: str, index: int) -> None:
-        await asyncio.sleep(0.02)
-
-    stage.scheduler.step = slowly
-    tokens = stage.tokenizer.encode("word").ids
-    stage.scheduler.answer = lambda spec: (tokens for _ in range(400))
 
 
 async def at_once(rid: str, index: int) -> None:
@@ -56,14 +48,8 @@ async def field(stage: Stage, rid: str, name: str) -> int:
     return int(value or 0)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
 async def test_a_plain_request_is_cancelled_at_once(stage: Stage) -> None:
-    endless(stage)
+    answer_slowly(stage)
     async with reading(stage.gateway) as rid:
         played = await stage.scheduler.taken(rid)
         assert played.spec.keep_ms == 0
@@ -82,7 +68,7 @@ async def test_a_plain_request_is_cancelled_at_once(stage: Stage) -> None:
 async def test_a_resumable_request_waits_for_its_client(
     stage: Stage, headers: dict[str, str], kept_s: int
 ) -> None:
-    endless(stage)
+    answer_slowly(stage)
     async with reading(stage.gateway, **headers) as rid:
         played = await stage.scheduler.taken(rid)
         assert played.spec.keep_ms == kept_s * 1000
@@ -108,7 +94,7 @@ async def test_how_long_must_be_a_number_of_seconds(stage: Stage, value: str) ->
 
 
 async def test_zero_seconds_make_a_key_without_a_wait(stage: Stage) -> None:
-    endless(stage)
+    answer_slowly(stage)
     headers = {"Idempotency-Key": "a", "X-Tessera-Resume": "0"}
     async with reading(stage.gateway, **headers) as rid:
         played = await stage.scheduler.taken(rid)
@@ -120,14 +106,14 @@ async def test_zero_seconds_make_a_key_without_a_wait(stage: Stage) -> None:
 async def test_of_two_followers_only_the_last_ones_leaving_counts(
     stage: Stage, other: Gateway, where: str
 ) -> None:
-    endless(stage)
+    answer_slowly(stage)
     second = stage.gateway if where == "here" else other
     played: Played
     async with contextlib.AsyncExitStack() as stack:
         async with reading(stage.gateway) as rid:
             played = await stage.scheduler.taken(rid)
             await stack.enter_async_context(reading(second, f"/v1/requests/{rid}/stream"))
-        await until(lambda: len(stage.gateway.follower) == (where == "here"))
+        await until_async(lambda: len(stage.gateway.follower) == (where == "here"))
         await asyncio.sleep(0.3)
         assert not played.cancelled and not played.ended.is_set()
     # Who has resumed once may do so again: it lives on for half a minute.
@@ -136,7 +122,7 @@ async def test_of_two_followers_only_the_last_ones_leaving_counts(
 
 @pytest.mark.parametrize("timings", [Timings(renew_s=0.0)])
 async def test_followed_requests_are_reported_repeatedly(stage: Stage) -> None:
-    endless(stage)
+    answer_slowly(stage)
     async with reading(stage.gateway) as rid:
         await stage.scheduler.taken(rid)
         first = await field(stage, rid, "follow_until_ms")
@@ -156,7 +142,7 @@ async def read(client: httpx.AsyncClient, url: str, begun: asyncio.Event) -> str
 
 
 async def test_a_drained_gateway_leaves_its_requests_to_others(stage: Stage) -> None:
-    endless(stage)
+    answer_slowly(stage)
     settings = stage.settings.model_copy(update={"shutdown_timeout": 0.5})
     async with plain_client(timeout=60) as client:
         async with open_gateway(settings) as gateway:
@@ -170,7 +156,7 @@ async def test_a_drained_gateway_leaves_its_requests_to_others(stage: Stage) -> 
                 client.post(f"{gateway.url}{CHAT}", json=whole | {"max_tokens": 300}, headers=key)
             )
             await begun.wait()
-            await until(lambda: len(stage.scheduler.played) == 2)
+            await until_async(lambda: len(stage.scheduler.played) == 2)
         text, refused = await streaming, await waiting
     assert '"code": "shutting_down"' in text.split("\n\n")[-2]
     assert refused.status_code == 503

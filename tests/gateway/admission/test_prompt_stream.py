@@ -84,7 +84,7 @@ async def test_a_stream_that_ended_meanwhile_is_begun_again(player: PreprocessPl
         await stream.prepare(ask("red"), 20)
         assert stream._call is not None
         stream._call.cancel()
-        await stream.prepare(ask("red"), 20)
+        assert decode_tokens((await stream.prepare(ask("red"), 20)).token_ids)
 
 
 async def test_an_old_stream_is_not_used_again(player: PreprocessPlayer) -> None:

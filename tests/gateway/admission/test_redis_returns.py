@@ -16,7 +16,7 @@ from services.gateway.timings import Timings
 from services.launcher.redis.embedded_redis import EmbeddedRedis
 from shared.errors import Unavailable
 from shared.queue.log_event import Origin
-from tests.support.gateway.stage import ANSWER, Stage, open_stage, until_ready
+from tests.support.gateway.stage import ANSWER, Stage, open_stage, pause_at, until_ready
 from tests.support.network.http import plain_client
 from tests.support.network.sse import ASK_FOR_IDS, events, texts_of
 
@@ -37,17 +37,6 @@ async def kept(
 ) -> AsyncIterator[Stage]:
     async with open_stage(private_redis.url, model_folder, tokenizer) as stage:
         yield stage
-
-
-def pause_at(stage: Stage, step: int) -> asyncio.Event:
-    go = asyncio.Event()
-
-    async def wait(rid: str, index: int) -> None:
-        if index == step:
-            await go.wait()
-
-    stage.scheduler.step = wait
-    return go
 
 
 async def test_without_redis_new_requests_are_refused_at_once(

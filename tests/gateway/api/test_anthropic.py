@@ -254,10 +254,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": "x", "name": "y"}]}, "messages[0].name"),
     (_turn("user", {"type": "text"}), "messages[0].content[0].text"),
     (_turn("user", {"type": "text", "text": "x", "wings": 1}), "messages[0].content[0].wings"),
-    (_turn("user", {"type": "document", "source": {"type": "text", "data": "x"}}), "messages[0].content[0].type"),
+    (_turn("assistant", {"type": "redacted_thinking", "data": "x"}), "messages[0].content[0].type"),
     (_turn("user", {"type": "tool_use", "id": "x", "name": "x", "input": {}}), "messages[0].content[0].type"),
     (_turn("user", {"type": "image", "source": {"type": "base64", "data": "%"}}), "messages[0].content[0].source.data"),
-    (_turn("user", {"type": "image", "source": {"type": "file"}}), "messages[0].content[0].source.type"),
+    (_turn("user", {"type": "image", "source": {"type": "file"}}), "messages[0].content[0].source.file_id"),
     (_turn("user", {"type": "image", "source": {"type": "url", "url": "x"}}), "messages[0].content[0].source.url"),
     (_turn("user", {"type": "tool_result", "content": "x"}), "messages[0].content[0].tool_use_id"),
     (_turn("assistant", {"type": "tool_use", "name": "x", "input": "y"}), "messages[0].content[0].input"),
@@ -315,7 +315,7 @@ async def test_both_versions_of_the_api_are_answered_alike(stage: Stage, version
     plain = (await stage.http.post(PATH, json=asked)).json()
     reply = await stage.http.post(PATH, json=asked, headers={"anthropic-version": version})
     assert reply.status_code == 200, reply.text
-    assert {**reply.json(), "id": plain["id"]} == plain
+    assert json.loads(reply.text.replace(reply.json()["id"][4:], plain["id"][4:])) == plain
 
 
 def error_of(reply: httpx.Response) -> tuple[int, str]:

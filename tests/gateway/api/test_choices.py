@@ -9,7 +9,7 @@ import pytest
 from shared.errors import Internal
 from shared.queue import connect
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
-from tests.support.gateway.stage import MODEL, Stage
+from tests.support.gateway.stage import MODEL, Stage, answer_slowly
 from tests.support.network.sse import event_ids, events, texts_of
 from tests.support.tokenizers import token_id
 
@@ -126,13 +126,7 @@ async def test_an_error_of_one_choice_ends_the_answer_and_cancels_the_others(sta
 
 
 async def test_a_client_that_leaves_cancels_every_choice(stage: Stage) -> None:
-    word = stage.tokenizer.encode("word").ids
-
-    async def slowly(rid: str, index: int) -> None:
-        await asyncio.sleep(0.02)
-
-    stage.scheduler.step = slowly
-    stage.scheduler.answer = lambda spec: (word for _ in range(400))
+    answer_slowly(stage)
     stream = await stage.openai.chat.completions.create(
         model=MODEL, messages=MESSAGES, n=3, stream=True
     )

@@ -116,7 +116,7 @@ async def test_a_client_that_leaves_leaves_nothing(stage: Stage) -> None:
         (form(BATCH, part("file", b"", '; filename="a"')), "file"),
         (form(BATCH, FILE, FILE), "file"),
         (form(FILE), "purpose"),
-        (form(part("purpose", b"vision"), FILE), "purpose"),
+        (form(part("purpose", b"assistants"), FILE), "purpose"),
         (form(BATCH, FILE, part("expires_after[anchor]", b"created_at")), "expires_after[seconds]"),
         (
             form(BATCH, FILE, part("expires_after[seconds]", b"7200")),

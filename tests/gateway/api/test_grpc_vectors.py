@@ -222,9 +222,9 @@ async def test_refusals_of_scores_are_those_of_rest(embeds: Stage) -> None:
                 {"queries": ["a", "b"], "documents": ["c"]},
             ),
             (
-                stub.Rerank(RerankRequest(query="a", documents=["b"], top_n=0)),
+                stub.Rerank(RerankRequest(query="a", documents=["b"], top_n=-1)),
                 "/rerank",
-                {"query": "a", "documents": ["b"], "top_n": 0},
+                {"query": "a", "documents": ["b"], "top_n": -1},
             ),
             (
                 stub.Rerank(RerankRequest(query="a", documents=["b"], instruction="c")),

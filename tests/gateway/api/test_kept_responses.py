@@ -336,6 +336,9 @@ async def test_a_server_that_keeps_none(
             await stage.openai.responses.retrieve(made.id)
         with pytest.raises(openai.BadRequestError, match="--response-keep"):
             await stage.openai.responses.create(**ASKED, background=True)
+        named: Any = [{"type": "item_reference", "id": "msg_1"}]
+        with pytest.raises(openai.BadRequestError, match="--response-keep"):
+            await stage.openai.responses.create(model=MODEL, input=named)
 
 
 async def test_the_oldest_make_room(

@@ -11,16 +11,11 @@ from services.gateway.gateway import Gateway
 from shared.errors import InvalidRequest
 from tests.support.gateway.stage import ANSWER, MODEL, Stage
 from tests.support.network.http import plain_client
-from tests.support.network.sse import ASK_FOR_IDS, event_ids
+from tests.support.network.sse import ASK_FOR_IDS, event_ids, unended_events
 from tests.support.pictures import data_url, png
 
 MODEL_PATH = f"/v2/models/{MODEL}"
 TEXT = "What is there?"
-
-
-def events(stream: str) -> list[dict[str, Any]]:
-    lines = [line for line in stream.split("\n") if line.startswith("data: ")]
-    return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 
 def strings(*values: bytes) -> bytes:
@@ -69,14 +64,14 @@ async def test_the_rest_after_every_event_at_another_gateway(stage: Stage, other
     asked = {"text_input": TEXT, "id": "a", "details": True, "exclude_input_in_output": False}
     path = f"{MODEL_PATH}/generate_stream"
     reply = await stage.http.post(path, json=asked, headers=ASK_FOR_IDS)
-    found, places = events(reply.text), event_ids(reply.text)
+    found, places = unended_events(reply.text), event_ids(reply.text)
     assert "".join(event["text_output"] for event in found) == TEXT + ANSWER
     assert found[-1]["details"]["finish_reason"] == "eos_token"
     rid = reply.headers["x-request-id"]
     async with plain_client(other.url, timeout=60) as client:
         for index, place in enumerate(places[:-1], 1):
             rest = await client.get(f"/v1/requests/{rid}/stream", params={"after": place})
-            again = events(rest.text)
+            again = unended_events(rest.text)
             text = "".join(event["text_output"] for event in again)
             assert text == "".join(event["text_output"] for event in found[index:])
             assert again[-1]["details"] == found[-1]["details"]
@@ -280,4 +275,4 @@ async def test_an_error_inside_a_stream(stage: Stage) -> None:
     stage.scheduler.answer = lambda spec: [stage.tokenizer.encode("The red").ids]
     stage.scheduler.failure = InvalidRequest("BAD_LUCK", "it broke").to_failure()
     reply = await stage.http.post(f"{MODEL_PATH}/generate_stream", json={"text_input": TEXT})
-    assert events(reply.text)[-1] == {"error": "it broke"}
+    assert unended_events(reply.text)[-1] == {"error": "it broke"}

@@ -1,7 +1,6 @@
 """MindIE's own interfaces: /infer whole, streamed and resumed, /v1/tokenizer, stopInfer, and what is refused."""
 
 import asyncio
-import json
 import struct
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,10 @@ from services.gateway.gateway import Gateway
 from shared.queue import connect
 from tests.support.gateway.stage import ANSWER, MODEL, Stage, open_stage
 from tests.support.network.http import plain_client
-from tests.support.network.sse import ASK_FOR_IDS, event_ids
+from tests.support.network.sse import ASK_FOR_IDS, event_ids, unended_events
 
 INPUTS = "What is there?"
 STOP = f"/v2/models/{MODEL}/stopInfer"
-
-
-def events(stream: str) -> list[dict[str, Any]]:
-    lines = [line for line in stream.split("\n") if line.startswith("data: ")]
-    return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 
 def text_of(found: list[dict[str, Any]]) -> str:
@@ -72,14 +66,14 @@ async def test_the_rest_after_every_event_at_another_gateway(stage: Stage, other
     ids = stage.says(ANSWER)
     body = {"inputs": INPUTS, "stream": True, "parameters": {"details": True}}
     reply = await stage.http.post("/infer", json=body, headers=ASK_FOR_IDS)
-    found, places = events(reply.text), event_ids(reply.text)
+    found, places = unended_events(reply.text), event_ids(reply.text)
     assert (text_of(found), ids_of(found)) == (ANSWER, ids)
     assert found[-1]["generated_text"] == ANSWER
     rid = reply.headers["x-request-id"]
     async with plain_client(other.url, timeout=60) as client:
         for index, place in enumerate(places[:-1], 1):
             rest = await client.get(f"/v1/requests/{rid}/stream", params={"after": place})
-            again = events(rest.text)
+            again = unended_events(rest.text)
             assert text_of(again) == text_of(found[index:])
             assert ids_of(again) == ids_of(found[index:])
             assert again[-1]["generated_text"] == ANSWER
@@ -144,7 +138,7 @@ async def test_stop_ends_a_request_by_the_id_in_its_body(stage: Stage, other: Ga
                     stopped = await client.post(STOP, json={"id": rid})
                 assert stopped.json() == {"id": name or rid}
                 text = (await reply.aread()).decode()
-            assert "was cancelled" in events(text)[-1]["error"]
+            assert "was cancelled" in unended_events(text)[-1]["error"]
 
 
 async def test_stop_ends_all_requests_of_an_id_that_can_be_ended(stage: Stage) -> None:
@@ -166,7 +160,7 @@ async def test_stop_ends_all_requests_of_an_id_that_can_be_ended(stage: Stage) -
         stopped = await stage.http.post(STOP, json={"id": "mine"})
         assert stopped.json() == {"id": "mine"}
         text = (await reply.aread()).decode()
-        assert "was cancelled" in events(text)[-1]["error"]
+        assert "was cancelled" in unended_events(text)[-1]["error"]
 
 
 REFUSED: list[tuple[str, Any, str]] = [

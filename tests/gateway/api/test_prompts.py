@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from shared.errors import Internal
 from shared.queue.token_log import decode_tokens
 from tessera.scheduler.v1.queue_pb2 import RequestSpec
-from tests.support.gateway.stage import MODEL, Stage, open_stage
+from tests.support.gateway.stage import MODEL, Stage, answer_slowly, open_stage, until_empty
 from tests.support.network.sse import events, texts_of
 from tests.support.tokenizers import token_id
 
@@ -31,13 +31,6 @@ def repeats_prompts(stage: Stage) -> None:
 def expected_texts(stage: Stage, n: int) -> list[str]:
     ids = [stage.tokenizer.encode(prompt).ids for prompt in PROMPTS]
     return [stage.tokenizer.decode(tokens[j:]) for tokens in ids for j in range(n)]
-
-
-async def empty(stage: Stage) -> None:
-    """Waits until nothing is reserved, waiting or running, and nothing is followed."""
-    async with asyncio.timeout(60):
-        while await stage.scheduler.queue.depth() != (0, 0) or len(stage.gateway.follower):
-            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("as_ids", [False, True])
@@ -114,7 +107,7 @@ async def test_none_is_started_if_one_is_refused(stage: Stage) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         await stage.openai.completions.create(model=MODEL, prompt=[[1], [2], [10**6]])
     assert caught.value.param == "prompt[2][0]"
-    await empty(stage)
+    await until_empty(stage)
     await asyncio.sleep(0.05)
     assert not stage.scheduler.played
 
@@ -127,24 +120,15 @@ async def test_limits(redis_url: str, model_folder: Any, tokenizer: Tokenizer) -
         # The queue has room for two: none of the three is left in it.
         with pytest.raises(openai.RateLimitError):
             await stage.openai.completions.create(model=MODEL, prompt=["a"] * 3)
-        await empty(stage)
+        await until_empty(stage)
         assert not stage.scheduler.played
         reply = await stage.openai.completions.create(model=MODEL, prompt=["a"] * 2)
         assert len(reply.choices) == 2
 
 
-def endless(stage: Stage) -> None:
-    async def slowly(rid: str, index: int) -> None:
-        await asyncio.sleep(0.02)
-
-    word = stage.tokenizer.encode("word").ids
-    stage.scheduler.step = slowly
-    stage.scheduler.answer = lambda spec: (word for _ in range(400))
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_leaves_cancels_all(stage: Stage, stream: bool) -> None:
-    endless(stage)
+    answer_slowly(stage)
     body = json.dumps({"prompt": PROMPTS, "stream": stream}).encode()
     port = int(stage.gateway.url.rsplit(":", 1)[1])
     _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -155,7 +139,7 @@ async def test_a_client_that_leaves_cancels_all(stage: Stage, stream: bool) -> N
             await asyncio.sleep(0.01)
     writer.close()
     await writer.wait_closed()
-    await empty(stage)
+    await until_empty(stage)
     async with asyncio.timeout(60):
         for played in stage.scheduler.played.values():
             await played.ended.wait()
@@ -163,7 +147,7 @@ async def test_a_client_that_leaves_cancels_all(stage: Stage, stream: bool) -> N
 
 
 async def test_an_error_of_one_prompt_ends_the_reply_and_cancels_the_others(stage: Stage) -> None:
-    endless(stage)
+    answer_slowly(stage)
     word = stage.tokenizer.encode("word").ids
     short = stage.tokenizer.encode(PROMPTS[2]).ids
 
@@ -177,7 +161,7 @@ async def test_an_error_of_one_prompt_ends_the_reply_and_cancels_the_others(stag
         reply = await stage.http.post("/v1/completions", json=body)
         assert reply.status_code == (200 if stream else 500)
         assert "nan_logits" in reply.text and "[DONE]" not in reply.text
-        await empty(stage)
+        await until_empty(stage)
     async with asyncio.timeout(60):
         for played in stage.scheduler.played.values():
             await played.ended.wait()

@@ -5,7 +5,7 @@ from typing import Any
 import openai
 import pytest
 
-from tests.support.gateway.marked_model import ANSWER, MARKED
+from tests.support.gateway.marked_model import ANSWER, MARKED, THOUGHT
 from tests.support.gateway.stage import MAX_MODEL_LEN, MODEL, Stage
 
 STAGED_MODEL = MARKED
@@ -70,3 +70,58 @@ async def test_truncation_leaves_room_for_the_answer(stage: Stage) -> None:
     assert not stage.preprocess.seen[-1].HasField("max_window_size")
     with pytest.raises(openai.BadRequestError, match="truncation must be one of auto, disabled"):
         await stage.openai.responses.create(**asked, truncation="never")  # type: ignore[call-overload]
+
+
+async def test_what_is_not_offered_is_taken_where_it_asks_for_nothing(stage: Stage) -> None:
+    names = ("conversation", "prompt", "context_management", "moderation")
+    nothing: Any = dict.fromkeys(names)
+    options = {"prompt_cache_options": {"mode": "implicit"}}
+    reply = await stage.http.post("/v1/responses", json={"input": QUESTION, **nothing, **options})
+    assert reply.status_code == 200, reply.text
+    for name in names:
+        reply = await stage.http.post("/v1/responses", json={"input": QUESTION, name: {"id": "x"}})
+        error = reply.json()["error"]
+        assert (reply.status_code, error["param"]) == (400, name)
+        assert "is not a field" not in error["message"], "it says what to do"
+
+
+async def test_thoughts_are_the_summary_where_one_was_asked_for(stage: Stage) -> None:
+    stage.says(ANSWER)
+    asked: Any = {"model": MODEL, "input": QUESTION, "tools": TOOLS}
+    summary: Any = {"reasoning": {"summary": "auto"}}
+    plain: Any = await stage.openai.responses.create(**asked)
+    whole: Any = await stage.openai.responses.create(**asked, **summary)
+    assert [part.text for part in plain.output[0].content] == [THOUGHT]
+    assert plain.output[0].summary == [] == whole.output[0].content
+    assert [(p.type, p.text) for p in whole.output[0].summary] == [("summary_text", THOUGHT)]
+
+    stream = await stage.openai.responses.create(**asked, **summary, stream=True)
+    events: list[Any] = [event async for event in stream]
+    kinds = [event.type for event in events]
+    first = kinds.index("response.reasoning_summary_part.added")
+    assert kinds[first - 1] == "response.output_item.added"
+    deltas = [e for e in events if e.type == "response.reasoning_summary_text.delta"]
+    assert "".join(event.delta for event in deltas) == THOUGHT
+    last = first + len(deltas) + 1
+    assert kinds[last : last + 3] == [
+        "response.reasoning_summary_text.done",
+        "response.reasoning_summary_part.done",
+        "response.output_item.done",
+    ]
+    assert all(event.summary_index == 0 for event in events[first : last + 2])
+    assert events[last].text == events[last + 1].part.text == THOUGHT
+    assert not any(kind.startswith("response.reasoning_text") for kind in kinds)
+    ended = events[-1].response
+    assert ended.output[0].to_dict() == events[last + 2].item.to_dict()
+    later: Any = await stage.openai.responses.retrieve(ended.id)
+    assert later.output[0].to_dict() == ended.output[0].to_dict()
+    # Events have the numbers that they have without a summary.
+    without = await stage.openai.responses.create(**asked, stream=True)
+    numbers = [event.sequence_number async for event in without]
+    assert numbers[-1] == events[-1].sequence_number
+    rest = await stage.openai.responses.retrieve(ended.id, stream=True, starting_after=4)
+    assert (await anext(aiter(rest))).type == "response.reasoning_summary_text.delta"
+    # What comes of it is a thought of an earlier turn.
+    await stage.openai.responses.create(**asked, previous_response_id=whole.id)
+    turns = stage.preprocess.seen[-1].conversation.messages
+    assert [turn.reasoning for turn in turns if turn.role == "assistant"] == [THOUGHT]

@@ -129,6 +129,8 @@ async def test_texts_are_ranked_by_how_alike_vectors_are(embeds: Stage) -> None:
     documents = ["a", "the red circle", "two small dogs and a cat"]
     body = {"model": MODEL, "query": "the red circle", "documents": documents}
     ranked = (await embeds.http.post("/v1/rerank", json=body)).json()
+    every = (await embeds.http.post("/v1/rerank", json=body | {"top_n": 0})).json()
+    assert every["results"] == ranked["results"]
     score = {"model": MODEL, "text_1": "the red circle", "text_2": documents}
     values = [d["score"] for d in (await embeds.http.post("/score", json=score)).json()["data"]]
     order = sorted(range(3), key=lambda index: -values[index])
@@ -142,6 +144,22 @@ async def test_texts_are_ranked_by_how_alike_vectors_are(embeds: Stage) -> None:
     assert len((await embeds.http.post("/v1/score", json=pairs)).json()["data"]) == 2
     pairs["documents"] = ["c", "d", "e"]
     assert (await refused(embeds, "/score", **pairs))["param"] == "queries"
+
+
+async def test_queries_and_texts_have_the_names_that_vllm_gives_them(embeds: Stage) -> None:
+    found = []
+    pairs = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))  # fmt: skip
+    for queries, documents in pairs:
+        body = {queries: "a", documents: ["b", "c"]}
+        reply = await embeds.http.post("/score", json=body)
+        found.append([one["score"] for one in reply.json()["data"]])
+        assert (await refused(embeds, "/score", **{queries: "a"}))["param"] in (
+            documents,
+            "documents",
+        )
+    assert len(found[0]) == 2 and all(one == found[0] for one in found)
+    mixed = await refused(embeds, "/score", queries="a", data_2="b")
+    assert mixed["param"] == "data_2" and "queries and items" in mixed["message"]
 
 
 async def test_a_classifier_names_labels(classifies: Stage) -> None:

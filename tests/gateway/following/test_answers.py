@@ -12,19 +12,9 @@ from tokenizers import Tokenizer
 
 from tests.support.gateway.neighbours import IMAGE_TOKENS
 from tests.support.gateway.stage import ANSWER, MODEL, Stage, open_stage
+from tests.support.network.sse import event_ids, events
 
 MESSAGES: Any = [{"role": "user", "content": "What is there?"}]
-
-
-def events(text: str) -> list[dict[str, Any]]:
-    """The objects in a stream of events, `[DONE]` checked and left out."""
-    data = [line[6:] for line in text.split("\n") if line.startswith("data: ")]
-    assert data[-1] == "[DONE]"
-    return [json.loads(item) for item in data[:-1]]
-
-
-def ids(text: str) -> list[str]:
-    return [line[4:] for line in text.split("\n") if line.startswith("id: ")]
 
 
 def text_of(chunks: list[dict[str, Any]]) -> str:
@@ -97,7 +87,7 @@ async def test_event_ids_count_tokens_and_mark_the_end(stage: Stage) -> None:
     count = len(stage.says("The red circle"))
     reply = await stage.chat(with_ids=True, stream=True)
     rid = reply.headers["x-request-id"]
-    found = ids(reply.text)
+    found = event_ids(reply.text)
     assert found[0] == f"{rid}/0"
     assert found[-1] == f"{rid}/{count}e"
     assert reply.headers["content-type"].startswith("text/event-stream")

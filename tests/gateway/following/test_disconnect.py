@@ -12,7 +12,7 @@ from services.gateway.timings import Timings
 from shared.errors import Cancelled
 from tests.support.gateway.neighbours import Played
 from tests.support.gateway.other_apis import NoteForm, NotesEndpoint
-from tests.support.gateway.stage import Stage
+from tests.support.gateway.stage import Stage, answer_slowly, until_empty
 
 BODY = json.dumps({"messages": [{"role": "user", "content": "hello"}]}).encode()
 STREAM = json.dumps({"messages": [{"role": "user", "content": "hello"}], "stream": True}).encode()
@@ -32,22 +32,6 @@ async def posted(stage: Stage, body: bytes) -> AsyncIterator[asyncio.StreamReade
         await writer.wait_closed()
 
 
-async def empty(stage: Stage) -> None:
-    """Waits until nothing is reserved, waiting or running, and nothing is followed."""
-    async with asyncio.timeout(60):
-        while await stage.scheduler.queue.depth() != (0, 0) or len(stage.gateway.follower):
-            await asyncio.sleep(0.01)
-
-
-def endless(stage: Stage) -> None:
-    async def slowly(rid: str, index: int) -> None:
-        await asyncio.sleep(0.02)
-
-    stage.scheduler.step = slowly
-    tokens = stage.tokenizer.encode("word").ids
-    stage.scheduler.answer = lambda spec: (tokens for _ in range(400))
-
-
 async def test_while_the_body_is_on_its_way(stage: Stage) -> None:
     port = int(stage.gateway.url.rsplit(":", 1)[1])
     _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -55,7 +39,7 @@ async def test_while_the_body_is_on_its_way(stage: Stage) -> None:
     await writer.drain()
     await asyncio.sleep(0.05)
     writer.close()
-    await empty(stage)
+    await until_empty(stage)
     assert not stage.preprocess.seen
 
 
@@ -67,7 +51,7 @@ async def test_while_it_is_prepared(stage: Stage, body: bytes) -> None:
             while not stage.preprocess.seen:
                 await asyncio.sleep(0.01)
         assert (await stage.scheduler.queue.depth())[0] == 1
-    await empty(stage)
+    await until_empty(stage)
     stage.preprocess.gate.set()
     await asyncio.sleep(0.1)
     assert not stage.scheduler.played
@@ -82,7 +66,7 @@ async def test_while_it_waits(stage: Stage, body: bytes) -> None:
             while not len(stage.gateway.follower):
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.05)
-    await empty(stage)
+    await until_empty(stage)
     stage.scheduler.taking = True
     await asyncio.sleep(0.1)
     assert not stage.scheduler.played
@@ -90,7 +74,7 @@ async def test_while_it_waits(stage: Stage, body: bytes) -> None:
 
 @pytest.mark.parametrize("body", [BODY, STREAM])
 async def test_while_it_runs(stage: Stage, body: bytes) -> None:
-    endless(stage)
+    answer_slowly(stage)
     async with posted(stage, body) as reader:
         played: Played = await stage.scheduler.taken()
         if body is STREAM:
@@ -98,11 +82,11 @@ async def test_while_it_runs(stage: Stage, body: bytes) -> None:
     async with asyncio.timeout(60):
         await played.ended.wait()
     assert played.cancelled
-    await empty(stage)
+    await until_empty(stage)
 
 
 async def test_others_go_on(stage: Stage) -> None:
-    endless(stage)
+    answer_slowly(stage)
     staying = asyncio.create_task(stage.chat(max_tokens=40))
     await stage.scheduler.taken()
     async with posted(stage, STREAM) as reader:
@@ -113,10 +97,10 @@ async def test_others_go_on(stage: Stage) -> None:
 
 
 async def test_left_requests_are_counted_as_aborted(stage: Stage) -> None:
-    endless(stage)
+    answer_slowly(stage)
     async with posted(stage, STREAM) as reader:
         await reader.readuntil(b"word")
-    await empty(stage)
+    await until_empty(stage)
     page = (await stage.http.get("/metrics")).text
     assert (
         'vllm:request_success_total{engine="0",finished_reason="abort",model_name="tiny-vl"} 1.0'

@@ -18,7 +18,7 @@ from services.gateway.telemetry.metrics.metrics import Metrics
 from shared.errors import Internal, NotFound
 from shared.queue import Append, Places, Queue, TokenChannel, connect
 from shared.queue.keys import Keys, new_request_id
-from shared.queue.token_log import encode_logprobs, encode_tokens, stride
+from shared.queue.token_log import encode_tokens, stride
 from shared.text.stop_search import StopStrings
 from shared.text.text_fold import TokenBytes
 from tessera.common.v1.ending_pb2 import Ending, FinishReason
@@ -32,6 +32,7 @@ from tessera.scheduler.v1.queue_pb2 import (
 )
 from tessera.scheduler.v1.scheduler_pb2 import GetLoadResponse
 from tests.support.gateway.stage import ANSWER, MODEL, Stage
+from tests.support.queue.records import logprob_record
 
 STOP = Ending(reason=FinishReason.FINISH_REASON_STOP)
 LETTERS = TokenBytes([bytes([97 + i]) for i in range(26)])
@@ -157,7 +158,7 @@ def test_overlaps_are_trimmed() -> None:
 
 def test_records_with_log_probabilities_are_trimmed_to_whole_ones() -> None:
     size = stride(1)
-    records = b"".join(encode_logprobs(t, [t, 9], [-0.5, -t]) for t in range(1, 5))
+    records = b"".join(logprob_record(t, [t, 9], [-0.5, -t]) for t in range(1, 5))
     log = ChoiceLog(0, size)
     log.offer(0, records[: 2 * size], None, whole=False)
     log.offer(1, records[size : 3 * size + 5], None, whole=True)
@@ -213,7 +214,7 @@ async def test_a_follower_that_comes_late_reads_every_choice(bench: Bench) -> No
 async def test_output_waits_for_the_whole_prompt(bench: Bench, lost: bool) -> None:
     layout = LogLayout(prompt_records=2, prompt_stride=stride(0))
     follow = await bench.begin(layout=layout)
-    first, second = (encode_logprobs(t, [t], [-1.0]) for t in (1, 2))
+    first, second = (logprob_record(t, [t], [-1.0]) for t in (1, 2))
     await bench.append_prompt(0, first, lost=False)
     if lost:
         await bench.append_prompt(1, second, lost=True)

@@ -63,6 +63,8 @@ async def test_every_path_that_is_not_offered_says_so_and_the_document_lists_it(
             error = reply.json()["error"]
             if path.startswith(("/api/", "/v2/")):
                 assert " is not offered: " in error, path
+            elif path.startswith("/v1/messages/"):
+                assert " is not offered: " in error["message"], path
             else:
                 assert error["code"] == "route_not_offered", path
 

@@ -12,21 +12,9 @@ from shared.errors import Unavailable
 from shared.queue import connect
 from shared.queue.keys import Keys
 from tests.support.gateway.process import beside
-from tests.support.gateway.stage import MODEL, Stage
+from tests.support.gateway.stage import MODEL, Stage, pause_at
 
 BODY = {"messages": [{"role": "user", "content": "x"}], "stream": True}
-
-
-def pause_at(stage: Stage, step: int) -> asyncio.Event:
-    """Lets every answer wait before one step until the event is set."""
-    go = asyncio.Event()
-
-    async def wait(rid: str, index: int) -> None:
-        if index == step:
-            await go.wait()
-
-    stage.scheduler.step = wait
-    return go
 
 
 async def test_what_outlasts_the_timeout_ends_with_a_marked_error(stage: Stage) -> None:

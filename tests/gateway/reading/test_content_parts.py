@@ -125,7 +125,7 @@ UNCLEAR: list[tuple[Any, str, tuple[str, ...]]] = [
     ({"type": "input_image", "image": "/a.png"}, ".type", ("'input_image'", "image_url")),
     ({"type": "input_audio", "input_audio": {}}, ".type", ("'input_audio'", "no sound")),
     ({"type": "input_text", "text": "x"}, ".type", ("'input_text'", '"type": "text"')),
-    ({"type": "file", "file": {}}, ".type", ("'file'", "no files")),
+    ({"type": "file", "file": {}}, ".file.file_id", ("is missing",)),
 ]
 
 

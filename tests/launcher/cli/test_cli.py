@@ -258,11 +258,13 @@ def test_doctor_says_of_a_model_what_serve_says(
     [
         (
             "auto",
-            "of quantized checkpoints those of awq, gptq, fp8 and compressed-tensors are read",
+            "of quantized checkpoints those of awq, gptq, auto-round, bitsandbytes, fp8, fbgemm_fp8, modelopt"
+            " and compressed-tensors are read",
         ),
         (
             "native",
-            "of quantized checkpoints those of awq, gptq, fp8 and compressed-tensors are read",
+            "of quantized checkpoints those of awq, gptq, auto-round, bitsandbytes, fp8, fbgemm_fp8, modelopt"
+            " and compressed-tensors are read",
         ),
         ("transformers", "not supported where the code of transformers runs the layers"),
     ],
@@ -273,7 +275,7 @@ def test_check_refuses_quantized_weights_for_the_code_that_would_run_them_as_ser
     model = tmp_path / "model"
     shutil.copytree(DEMO_MODEL, model)
     config = json.loads((model / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "bitsandbytes"}
+    config["quantization_config"] = {"quant_method": "torchao"}
     (model / "config.json").write_text(json.dumps(config))
     ports = [str(port) for port in free_ports(2)]
     flags = (str(model), "--model-backend", backend)
@@ -281,7 +283,7 @@ def test_check_refuses_quantized_weights_for_the_code_that_would_run_them_as_ser
     check = tessera("check", *flags)
     assert (serve.returncode, check.returncode) == (1, 1)
     for printed in (serve.stderr, check.stdout):
-        assert "quantization_config says bitsandbytes" in printed and said in printed
+        assert "quantization_config says torchao" in printed and said in printed
 
 
 @pytest.mark.skipif(not npu_fault(), reason="there is an NPU here")

@@ -5,13 +5,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
 from shared.settings import python_path
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -26,13 +26,6 @@ print(llm.pid, len(output.outputs[0].token_ids), flush=True)
 sys.stdin.readline()
 llm.generate("The red circle", SamplingParams(max_tokens=4000, ignore_eos=True))
 """
-
-
-def until(condition: Callable[[], bool], what: str, within_s: float = 60) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 def runs(process: psutil.Process) -> bool:
@@ -82,3 +75,36 @@ def test_nothing_is_left(end: str, tmp_path: Path) -> None:
         assert process.returncode == 0 and errors == ""
     until(lambda: not any(map(runs, started)), "its processes")
     until(lambda: not list(tmp_path.iterdir()), "its folders")
+
+
+FORKED = """
+import asyncio, os
+from services.launcher.offline.loop_thread import LoopThread
+
+loop = LoopThread()
+assert loop.run(asyncio.sleep(0, "here")) == "here"
+if os.fork() == 0:
+    try:
+        loop.run(asyncio.sleep(0))
+    except RuntimeError as error:
+        print(error, flush=True)
+    loop.close(lambda: None)
+    os._exit(0)
+os.wait()
+loop.close(lambda: None)
+"""
+
+
+def test_a_forked_program_is_told_that_it_has_none(tmp_path: Path) -> None:
+    """Its threads do not go on in a child: what is asked there would never be answered."""
+    environment = {**os.environ, "PYTHONPATH": python_path(ROOT, ROOT / "protos")}
+    told = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORKED],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert told.stdout == "this LLM was made in another process: make one here\n"

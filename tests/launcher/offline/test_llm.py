@@ -140,6 +140,8 @@ def test_a_refused_prompt_names_its_field_and_costs_no_other_call(llm: LLM) -> N
         llm.chat([{"role": "nobody", "content": "hi"}])
     assert llm.generate("fine", greedy(2))[0].finished
     assert llm.generate([]) == []
+    with pytest.raises(RequestRefused, match=r"prompts\[2\]: .*no tokens"):
+        llm.generate(["a", "b", "", "c"], use_tqdm=False)
 
 
 def test_killed_services_cost_an_answer_nothing(llm: LLM) -> None:

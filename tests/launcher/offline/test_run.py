@@ -74,6 +74,32 @@ def test_a_prompt_above_the_input_length_is_refused(llm: LLM, pictures: list[Pat
         run_batches(llm, read_inputs(given.images, "x", ""), given)
 
 
+def test_a_picture_that_cannot_be_used_costs_itself_alone(
+    llm: LLM, pictures: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first one, one amid a batch, and the last, whose copies would fill it up."""
+    whole = pictures[0].read_bytes()
+    for name, content in (("0", b"none"), ("aa", whole[:100]), ("z", b"")):
+        (tmp_path / "in" / f"{name}.png").write_bytes(content)
+    out = tmp_path / "out"
+    out.mkdir()
+    given = settings(
+        str(tmp_path / "in"), "--max-batch-size", "4", "--max-output-length", "3", "--precision-save",
+        "--performance", "--output-dir", str(out),
+    )  # fmt: skip
+    assert run_batches(llm, read_inputs(given.images, given.input_texts, ""), given) == 3
+    told = capsys.readouterr()
+    named = [line.partition(".png: ")[0] for line in told.err.splitlines()]
+    assert named == [f"tessera run: {tmp_path}/in/{name}" for name in ("0", "aa", "z")]
+    assert [line.partition(": ")[0] for line in told.out.splitlines()] == sorted(map(str, pictures))
+    assert list(json.loads((out / "predictions.json").read_text())) == sorted(map(str, pictures))
+    rows = csv.DictReader((out / "performance.csv").read_text().splitlines())
+    assert [row["batch"] for row in rows] == ["4", "4"]
+    # Where there is none that can be used.
+    alone = settings(str(tmp_path / "in" / "z.png"))
+    assert run_batches(llm, read_inputs(alone.images, "x", ""), alone) == 1
+
+
 def test_the_last_batch_is_filled_up_with_the_last_picture() -> None:
     inputs = [Input(Path(name), name) for name in "abcde"]
     found = list(batches(inputs, 3))

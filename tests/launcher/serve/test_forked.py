@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from openai import OpenAI
 
 from tests.support.processes.system import System
+from tests.support.waiting import until
 
 pytestmark = [
     pytest.mark.timeout(600),
@@ -26,13 +26,6 @@ KEY = "the-key-of-the-system"
 def system() -> Iterator[System]:
     with System(None, "--api-key", KEY) as running:
         yield running
-
-
-def until(condition: Callable[[], bool], what: str, within_s: float = 180) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 def fork_servers(system: System) -> list[psutil.Process]:

@@ -3,9 +3,8 @@
 import asyncio
 import json
 import subprocess
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import structlog.testing
 from services.launcher.supervise.process_table import ProcessTable, waiting
 from services.launcher.supervise.process_table import System as TableContent
 from tests.support.processes.system import System
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.full]
 
@@ -44,13 +44,6 @@ def fill(folder: Path) -> Path:
         while True:
             filler.write(bytes(4096))
     return file
-
-
-def until(condition: Callable[[], bool], what: str, within_s: float = 120) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
 
 
 def ask(system: System) -> str:

@@ -4,9 +4,8 @@ import base64
 import json
 import os
 import signal
-import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from services.launcher.state.folders import Folders
 from tessera.gateway.v1.chat_pb2 import ChatMessage, ChatRequest, ContentPart, GenerationOptions
 from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
 from tests.support.processes.system import System
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.full]
 
@@ -129,13 +129,6 @@ def new(system: System, services: Sequence[str], before: dict[str, list[int]]) -
     """Whether all of these services have other processes than before."""
     now = system.pids()
     return all(now.get(service) and now[service] != before[service] for service in services)
-
-
-def until(condition: Callable[[], bool], what: str, within_s: float = 120) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
 
 
 def test_every_line_is_json_and_none_has_a_key_or_a_prompt() -> None:

@@ -1,7 +1,5 @@
 """`tessera serve --prewarmed-processes`: a service that ends goes on in a process that had its libraries imported."""
 
-import time
-from collections.abc import Callable
 from functools import partial
 
 import psutil
@@ -9,16 +7,10 @@ import pytest
 from openai import OpenAI
 
 from tests.support.processes.system import System
+from tests.support.waiting import until
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.full]
 SERVICES = ("gateway", "scheduler", "preprocess", "decoder")
-
-
-def until(condition: Callable[[], bool], what: str, within_s: float = 180) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
 
 
 def processes(system: System, service: str) -> dict[int, bool]:

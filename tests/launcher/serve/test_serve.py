@@ -4,8 +4,6 @@ import json
 import re
 import shutil
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -14,22 +12,9 @@ from safetensors.torch import load_file, save_file
 
 from shared.settings import DEMO_MODEL
 from tests.support.processes.system import System
+from tests.support.waiting import runs, until
 
 pytestmark = pytest.mark.timeout(600)
-
-
-def until(condition: Callable[[], bool], what: str, within_s: float = 60) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
-
-
-def runs(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def test_it_survives_kills_and_leaves_nothing_behind() -> None:

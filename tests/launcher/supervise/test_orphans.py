@@ -2,10 +2,11 @@
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
+
+from tests.support.waiting import runs, until
 
 LAUNCHER = """
 import asyncio, sys
@@ -52,15 +53,4 @@ def test_processes_end_with_a_killed_launcher(short_tmp: Path) -> None:
         assert len(pids) == 2
         assert all(map(psutil.pid_exists, pids))
         launcher.kill()
-    deadline = time.monotonic() + 60
-    while any(map(running, pids)):
-        assert time.monotonic() < deadline, "still there"
-        time.sleep(0.02)
-
-
-def running(pid: int) -> bool:
-    """Whether it runs; a dead one that nobody has collected does not."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    until(lambda: not any(map(runs, pids)), "their end")

@@ -8,6 +8,7 @@ from shared.queue.token_log import decode_tokens
 from tests.support.arithmetic.model import BLOCK_SIZE, MODEL, first_state
 from tests.support.arithmetic.service import ArithmeticDecoder
 from tests.support.scheduler_bench import Bench
+from tests.support.waiting import until_async
 
 OLD, NEW = b"old weights     ", b"new weights     "
 PROMPT = [1, 2, 3]
@@ -25,15 +26,11 @@ def answer_of(content: bytes, prompt: list[int], count: int) -> list[int]:
     return MODEL.generate(prompt, 0, count, stops=False, first=first)
 
 
-async def until(condition, within_s: float = 60) -> None:  # type: ignore[no-untyped-def]
-    async with asyncio.timeout(within_s):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
 async def begun(decoder: ArithmeticDecoder, count: int = 1) -> None:
     """Waits until it has logged some tokens of so many sequences."""
-    await until(lambda: len(decoder.slots) == count and min(map(len, decoder.slots.values())) > 12)
+    await until_async(
+        lambda: len(decoder.slots) == count and min(map(len, decoder.slots.values())) > 12
+    )
 
 
 async def content_of(bench: Bench, rid: str) -> str:
@@ -91,7 +88,7 @@ async def test_a_draining_decoder_hands_over_to_equal_weights_alone(bench: Bench
     await begun(leaving, 3)
     new, _ = await bench.decoder(content=NEW)
     same, _ = await bench.decoder(delay_s=0.002, content=OLD)
-    await until(lambda: new.largest_lease > 0 and same.largest_lease > 0)
+    await until_async(lambda: new.largest_lease > 0 and same.largest_lease > 0)
     leaving.draining = True
     for i, rid in enumerate(rids):
         assert (await bench.answer(rid))[0] == answer_of(OLD, [*PROMPT, i], 150)
@@ -104,7 +101,7 @@ async def test_an_answer_that_nobody_can_continue_ends_with_model_changed(bench:
     rid = await bench.ask(PROMPT, max_tokens=200)
     await begun(old)
     new, _ = await bench.decoder(content=NEW)
-    await until(lambda: new.largest_lease > 0)
+    await until_async(lambda: new.largest_lease > 0)
     task.cancel()  # that the request has begun does not die with its scheduler
     await stack.aclose()
     await bench.registered(1)
@@ -137,7 +134,7 @@ async def test_what_has_not_begun_begins_with_the_new_weights(bench: Bench) -> N
     old.stalled.set()  # it has the request and logs nothing of it
     bench.scheduler(changed_model_timeout=0.0)
     rid = await bench.ask(PROMPT, max_tokens=30)
-    await until(lambda: old.num_plans > 0)
+    await until_async(lambda: old.num_plans > 0)
     assert await content_of(bench, rid) == ""
     await stack.aclose()
     await bench.decoder(content=NEW)
@@ -171,7 +168,7 @@ async def test_another_model_of_the_same_name_gets_no_requests_while_it_is_refus
     first = await bench.ask([*PROMPT, 0], max_tokens=10)
     assert (await bench.answer(first))[0] == answer_of(OLD, [*PROMPT, 0], 10)
     other, _ = await bench.decoder(content=NEW, of=AnotherModel)
-    await until(lambda: other.largest_lease > 0)
+    await until_async(lambda: other.largest_lease > 0)
     rids = [await bench.ask([*PROMPT, i], max_tokens=10) for i in range(1, 4)]
     for i, rid in enumerate(rids, 1):
         assert (await bench.answer(rid))[0] == answer_of(OLD, [*PROMPT, i], 10)

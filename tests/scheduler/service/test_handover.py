@@ -2,23 +2,23 @@
 
 import asyncio
 from collections import Counter
+from functools import partial
 
 from shared.queue.token_log import stride
 from tests.support.arithmetic.model import generate
 from tests.support.arithmetic.service import ArithmeticDecoder
 from tests.support.scheduler_bench import Bench
+from tests.support.waiting import until_async
 
 PROMPT = [1, 2, 3]
 
 
-async def until(condition, within_s: float = 60) -> None:  # type: ignore[no-untyped-def]
-    async with asyncio.timeout(within_s):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
 def longest(decoder: ArithmeticDecoder) -> int:
     return min(map(len, decoder.slots.values()), default=0)
+
+
+def is_longer(decoder: ArithmeticDecoder, tokens: int) -> bool:
+    return longest(decoder) > tokens
 
 
 async def held_by(bench: Bench) -> Counter[str]:
@@ -30,13 +30,13 @@ async def test_a_draining_decoder_is_emptied_onto_another(bench: Bench) -> None:
     bench.scheduler()
     rids = [await bench.ask([*PROMPT, i], max_tokens=200) for i in range(6)]
     beams = await bench.ask(PROMPT, max_tokens=200, n=1, best_of=2, logprobs=0)
-    await until(lambda: len(leaving.slots) == 8 and longest(leaving) > 20)
+    await until_async(lambda: len(leaving.slots) == 8 and longest(leaving) > 20)
     leaving.delay_s = 0.05  # none of them ends before it has moved
     other, _ = await bench.decoder(delay_s=0.05)
-    await until(lambda: other.largest_lease > 0)
+    await until_async(lambda: other.largest_lease > 0)
     leaving.draining = True
     # Ranked outputs would begin anew: the two stay.
-    await until(lambda: len(other.slots) == 6 and len(leaving.slots) == 2)
+    await until_async(lambda: len(other.slots) == 6 and len(leaving.slots) == 2)
     leaving.delay_s = other.delay_s = 0.005
     late = await bench.ask([9, 9], max_tokens=20)
     for i, rid in enumerate(rids):
@@ -51,10 +51,10 @@ async def test_the_last_decoder_finishes_what_it_has_and_gets_nothing_new(bench:
     leaving, _ = await bench.decoder(delay_s=0.01)
     bench.scheduler()
     begun = await bench.ask(PROMPT, max_tokens=150)
-    await until(lambda: longest(leaving) > 10)
+    await until_async(lambda: longest(leaving) > 10)
     leaving.draining = True
     # Of so many plans the last was made when it had been heard.
-    await until(lambda: leaving.plans_since_draining > 2)
+    await until_async(lambda: leaving.plans_since_draining > 2)
     late = await bench.ask([9, 9], max_tokens=5)
     assert (await bench.answer(begun))[0] == generate(PROMPT, 150)
     state = await bench.queue.lookup(late, "")
@@ -67,7 +67,7 @@ async def test_a_scheduler_without_a_decoder_is_given_one(bench: Bench) -> None:
     decoders = [(await bench.decoder(delay_s=0.01))[0] for _ in range(2)]
     bench.scheduler()
     rids = [await bench.ask([*PROMPT, i], max_tokens=240) for i in range(8)]
-    await until(lambda: sum(len(d.slots) for d in decoders) == 8)
+    await until_async(lambda: sum(len(d.slots) for d in decoders) == 8)
     bench.scheduler()
     async with asyncio.timeout(60):
         while sorted((await held_by(bench)).values()) != [1, 1]:
@@ -85,7 +85,7 @@ async def test_a_spare_scheduler_takes_over_the_only_decoder(bench: Bench) -> No
     decoder, _ = await bench.decoder(delay_s=0.01)
     _, task = bench.scheduler()
     rids = [await bench.ask([*PROMPT, i], max_tokens=200) for i in range(4)]
-    await until(lambda: len(decoder.slots) == 4)
+    await until_async(lambda: len(decoder.slots) == 4)
     bench.scheduler()
     await bench.registered(2)
     assert len(await held_by(bench)) == 1
@@ -99,7 +99,7 @@ async def test_requests_come_back_from_two_decoders_that_vanish(bench: Bench) ->
     rids = [await bench.ask([*PROMPT, i], max_tokens=120, n=2) for i in range(4)]
     for _ in range(2):
         decoder, stack = await bench.decoder(delay_s=0.01)
-        await until(lambda found=decoder: longest(found) > 20)
+        await until_async(partial(is_longer, decoder, 20))
         await stack.aclose()
     await bench.decoder()
     for i, rid in enumerate(rids):

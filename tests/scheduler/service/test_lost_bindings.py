@@ -11,10 +11,11 @@ from typing import Any
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from services.scheduler.decoders.process_death import has_died
 from shared.net.rpc.server import RpcServer
-from shared.queue.registry import Member
+from shared.queue.registry import Announcement, Member
 from tessera.decoder.v1.decoder_pb2_grpc import add_DecoderServiceServicer_to_server
 from tests.support.arithmetic.model import generate
 from tests.support.arithmetic.service import ArithmeticDecoder
@@ -97,6 +98,22 @@ async def test_what_answers_at_its_address_says_whether_it_lives(
     async with serving(another, address):
         assert await died(decoder.id, address)
         assert not await died(another.id, address)
+
+
+async def test_a_decoder_that_has_the_place_of_a_dead_one_is_nothing_to_warn_of(
+    bench: Bench,
+) -> None:
+    """A dead one stays in the registry for a moment, and is tried as long."""
+    async with serving(ArithmeticDecoder(), "127.0.0.1:0") as address:
+        with capture_logs() as lines:
+            async with Announcement(bench.redis, bench.keys, "decoder", "dead", address):
+                bench.scheduler()
+                async with asyncio.timeout(60):
+                    while not any(line.get("decoder") == "dead" for line in lines):
+                        await asyncio.sleep(0.02)
+    about = [line for line in lines if line.get("decoder") == "dead"]
+    assert {line["event"] for line in about} == {"decoder has been started again"}
+    assert {line["log_level"] for line in about} == {"debug"}
 
 
 async def test_one_that_is_starting_in_its_place_is_another_one() -> None:

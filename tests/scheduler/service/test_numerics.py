@@ -1,7 +1,5 @@
 """Decoders that round otherwise: answers keep to those that began them, and say so where they could not."""
 
-import asyncio
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -17,6 +15,7 @@ from tessera.scheduler.v1.queue_pb2 import RequestSpec
 from tests.support.arithmetic.model import BLOCK_SIZE, first_state, rounding
 from tests.support.arithmetic.service import ArithmeticDecoder
 from tests.support.scheduler_bench import Bench
+from tests.support.waiting import until_async
 
 ONE, TWO = "avx512-1", "avx2-2"
 PROMPT = [1, 2, 3]
@@ -28,15 +27,11 @@ def answer_of(numerics: str, prompt: list[int], count: int) -> list[int]:
     return rounding(numerics).generate(prompt, 0, count, stops=False, first=first)
 
 
-async def until(condition: Callable[[], bool], within_s: float = 60) -> None:
-    async with asyncio.timeout(within_s):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
 async def begun(decoder: ArithmeticDecoder, count: int = 1) -> None:
     """Waits until it has made some tokens of so many sequences."""
-    await until(lambda: len(decoder.slots) == count and min(map(len, decoder.slots.values())) > 12)
+    await until_async(
+        lambda: len(decoder.slots) == count and min(map(len, decoder.slots.values())) > 12
+    )
 
 
 async def is_exact(bench: Bench, rid: str) -> bool:
@@ -46,7 +41,7 @@ async def is_exact(bench: Bench, rid: str) -> bool:
 
 
 async def bound(*decoders: ArithmeticDecoder) -> None:
-    await until(lambda: all(decoder.largest_lease for decoder in decoders))
+    await until_async(lambda: all(decoder.largest_lease for decoder in decoders))
 
 
 def begins_with(tokens: list[int], numerics: str) -> int:
@@ -174,7 +169,7 @@ async def test_a_full_decoder_is_not_waited_for(bench: Bench) -> None:
     await bound(full)
     for i in range(40):  # more than the slots of both
         await bench.ask([8, i], max_tokens=120)
-    await until(lambda: len(full.slots) == 16)
+    await until_async(lambda: len(full.slots) == 16)
     other, _ = await bench.decoder(numerics=TWO)
     await bound(other)
     await stack.aclose()

@@ -150,9 +150,12 @@ def said(name: str, value: int) -> Callable[[GGUFWriter], None]:
     return change
 
 
-def renamed_architecture(writer: GGUFWriter) -> None:
-    del writer.kv_data[0]["general.architecture"]
-    writer.add_string("general.architecture", "mamba")
+def architecture(name: str) -> Callable[[GGUFWriter], None]:
+    def change(writer: GGUFWriter) -> None:
+        del writer.kv_data[0]["general.architecture"]
+        writer.add_string("general.architecture", name)
+
+    return change
 
 
 def of_a_later_part(writer: GGUFWriter) -> None:
@@ -164,7 +167,8 @@ def of_a_later_part(writer: GGUFWriter) -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        (renamed_architecture, "general.architecture is 'mamba'; llama, qwen2, qwen3 are read"),
+        (architecture("mamba"), "is 'mamba'; llama, qwen2, qwen3 are read: serve the checkpoint"),
+        (architecture("clip"), r"is 'clip': it is the vision part of a model \(mmproj\), which"),
         (left_out("blk.0.attn_k.weight"), r"it lacks blk\.0\.attn_k\.weight \[32, 64\]"),
         (left_out("token_embd.weight"), r"it lacks token_embd\.weight"),
         (left_out("output_norm.weight"), r"it lacks output_norm\.weight \[64\]"),

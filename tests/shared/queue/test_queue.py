@@ -13,6 +13,8 @@ from shared.queue.scripts import Scripts
 from tessera.common.v1 import ending_pb2
 from tests.support.queue.client import NO_LOAD, STOP, QueueClient
 from tests.support.queue.listening import listening
+from tests.support.queue.members import first_member
+from tests.support.queue.records import logprob_record
 
 
 async def test_a_reservation_counts_until_it_is_withdrawn_or_admitted(client: QueueClient) -> None:
@@ -42,6 +44,7 @@ async def test_a_full_queue_names_the_limit_and_the_retry_delay(client: QueueCli
 
 async def test_a_request_larger_than_the_limit_may_run_alone(client: QueueClient) -> None:
     await client.reserve(client.spec().request_id, cost=1000)
+    assert await client.queue.depth() == (1, 1000)
 
 
 async def test_an_expired_reservation_is_freed(client: QueueClient) -> None:
@@ -228,7 +231,7 @@ async def test_the_registry_lists_live_instances(client: QueueClient) -> None:
     async with Directory(client.redis, client.keys, "decoder") as directory:
         assert directory.members == ()
         async with Announcement(client.redis, client.keys, *member):
-            found = await directory.wait_for_one(60)
+            found = await first_member(directory)
             assert (found.instance_id, found.address) == member[1:]
             assert directory.pick(b"digest") == [found]
         async with asyncio.timeout(60):
@@ -237,7 +240,7 @@ async def test_the_registry_lists_live_instances(client: QueueClient) -> None:
 
 
 def test_log_records_with_logprobs_have_a_fixed_size() -> None:
-    record = token_log.encode_logprobs(7, [7, 8], [-0.5, -1.5])
+    record = logprob_record(7, [7, 8], [-0.5, -1.5])
     assert len(record) == token_log.stride(1)
     assert token_log.decode_tokens(record * 3 + record[:5], token_log.stride(1)) == [7, 7, 7]
 

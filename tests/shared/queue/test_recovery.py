@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from services.launcher.redis.embedded_redis import EmbeddedRedis
 from shared.errors import Unavailable
@@ -17,6 +18,7 @@ from shared.queue.token_log import encode_tokens
 from tessera.common.v1.ending_pb2 import Ending
 from tests.support.queue.client import NO_LOAD, STOP, QueueClient
 from tests.support.queue.lost_tail import go_back_to, keep_copy
+from tests.support.queue.members import first_member
 
 
 async def start_recovery(client: QueueClient) -> None:
@@ -326,6 +328,26 @@ async def test_a_process_that_knew_the_old_run_detects_a_complete_loss(
         await client.redis.aclose()
 
 
+async def test_all_loops_of_a_process_say_together_that_redis_is_away(
+    private_redis: EmbeddedRedis,
+) -> None:
+    client = QueueClient(private_redis.url)
+    async with (
+        Announcement(client.redis, client.keys, "decoder", "i1", "unix:/somewhere"),
+        Directory(client.redis, client.keys, "decoder"),
+        Directory(client.redis, client.keys, "preprocess"),
+    ):
+        with capture_logs() as lines:
+            private_redis.kill()
+            await asyncio.sleep(1.2)  # longer than each of them pauses
+            await asyncio.to_thread(private_redis.start)
+            async with asyncio.timeout(60):
+                while "Redis is back" not in [line["event"] for line in lines]:
+                    await asyncio.sleep(0.05)
+    said = [line["event"] for line in lines if line["event"].startswith("Redis is ")]
+    assert said == ["Redis is away", "Redis is back"]
+
+
 async def test_services_stay_known_through_a_restart_and_announce_themselves_again(
     private_redis: EmbeddedRedis,
 ) -> None:
@@ -336,7 +358,7 @@ async def test_services_stay_known_through_a_restart_and_announce_themselves_aga
         Announcement(client.redis, client.keys, "decoder", "i1", "unix:/somewhere"),
         Directory(client.redis, client.keys, "decoder") as directory,
     ):
-        member = await directory.wait_for_one(60)
+        member = await first_member(directory)
         changes = asyncio.create_task(directory.changed())
         await go_back_to(private_redis, copy)
         async with asyncio.timeout(60):

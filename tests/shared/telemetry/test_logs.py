@@ -96,6 +96,13 @@ def test_every_line_is_json_from_whatever_logger() -> None:
     assert said.count("error in the event loop") == 2
     assert lines[0]["count"] == 3 and lines[0]["rate"] == "inf"
     assert len(lines[1]["text"]) < 2100 and len(lines[1]["other"]) < 2100
+    assert lines[1]["other"].startswith("yyy")  # a list is its parts, with commas between them
+
+
+def test_text_does_not_repeat_which_service_it_is_from_and_ends_without_blanks() -> None:
+    lines = output("text", "").splitlines()
+    assert not any("service=" in line for line in lines)
+    assert all(line == line.rstrip() for line in lines)
 
 
 @pytest.mark.parametrize("style", ["json", "text"])

@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 
 from tests.simulation.processes.network import End, Network, Refused
-from tests.simulation.virtual_loop import Process, current_process
+from tests.simulation.virtual_loop import current_process
 
 _OK, _CANCELLED, _UNAVAILABLE = (
     grpc.StatusCode.OK,
@@ -429,8 +429,3 @@ class _ServerCall:
 
     def peer(self) -> str:
         return self._end.peer.process.name
-
-
-def process_of(end: End) -> Process:
-    """Who holds an end."""
-    return end.process

@@ -3,7 +3,7 @@
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ from torch import Tensor
 _BLOCKS = r"(?:self_attn|self_attention|attention|attn|mlp|feed_forward)"
 LAYERS = re.compile(rf"((?:\w+\.)*(?:layers|h)\.\d+\.{_BLOCKS}\.\w+)\.weight")
 _ENCODER = re.compile(r"vision|visual|tower")
+# Of a layer's weight and a seed what is stored, by the last part of the name, and the numbers in float32.
+Stored = Callable[[Tensor, int], tuple[dict[str, Tensor], Tensor]]
 _AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 
 
@@ -147,6 +149,26 @@ def write_coded(folder: Path, dense: Path, how: Coded) -> Mapping[str, Layer]:
     save_file(coded, folder / "model.safetensors", {"format": "pt"})
     edit_quantization(folder, **how.config())
     return layers
+
+
+def write_layers(
+    folder: Path, dense: Path, stored: Stored, config: Mapping[str, Any]
+) -> Mapping[str, Tensor]:
+    """`folder`: the checkpoint `dense` with its linear layers as `stored` makes them, and what `config` says; in
+    `dense` they are the numbers that these mean then. Gives those by name."""
+    shutil.copytree(dense, folder)
+    tensors = load_file(dense / "model.safetensors")
+    coded, numbers = dict(tensors), {}
+    for seed, name in enumerate(sorted(tensors)):
+        if (found := LAYERS.fullmatch(name)) and tensors[name].ndim == 2:
+            del coded[name]
+            parts, tensors[name] = stored(tensors[name].float(), seed)
+            numbers[found[1]] = tensors[name]
+            coded |= {f"{found[1]}.{part}": value for part, value in parts.items()}
+    save_file(tensors, dense / "model.safetensors", {"format": "pt"})
+    save_file(coded, folder / "model.safetensors", {"format": "pt"})
+    edit_quantization(folder, **config)
+    return numbers
 
 
 def edit_quantization(folder: Path, **changes: Any) -> None:

@@ -1,25 +1,20 @@
 """Checkpoints whose linear layers are numbers of 8 bits with scales, beside what they are in float32."""
 
-import re
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from tests.support.checkpoints.coded import edit_quantization
-
-_LAYERS = re.compile(r"(model\.layers\.\d+\.\w+\.\w+_proj)\.weight")
+from tests.support.checkpoints.coded import write_layers
 
 
 @dataclass(frozen=True)
 class Float8:
-    """`method`: "fp8" or "compressed-tensors"; `block`: outputs and inputs of a scale, None: one for each output, or
-    with `one_scale` for all; `scalar`: that has no dimension."""
+    """`method`: "fp8", "fbgemm_fp8", "modelopt" or "compressed-tensors"; `block`: outputs and inputs of a scale, None:
+    one for each output, or with `one_scale` for all; `scalar`: that has no dimension."""
 
     method: str = "fp8"
     block: tuple[int, int] | None = (16, 48)
@@ -32,6 +27,10 @@ class Float8:
         if self.method == "fp8":
             size = {} if self.block is None else {"weight_block_size": list(self.block)}
             return {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", **size}
+        if self.method == "modelopt":
+            return {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}
+        if self.method == "fbgemm_fp8":
+            return {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0}
         weights = {
             "num_bits": 8,
             "type": "float",
@@ -63,17 +62,5 @@ class Float8:
 
 
 def write_float8(folder: Path, dense: Path, how: Float8) -> Mapping[str, Tensor]:
-    """`folder`: the checkpoint `dense` with its linear layers in 8 bits; in `dense` they are what these mean then.
-    Gives those by name."""
-    shutil.copytree(dense, folder)
-    tensors = load_file(dense / "model.safetensors")
-    coded, numbers = dict(tensors), {}
-    for seed, name in enumerate(sorted(tensors)):
-        if found := _LAYERS.fullmatch(name):
-            parts, tensors[name] = how.stored(tensors[name], seed)
-            numbers[found[1]] = tensors[name]
-            coded |= {f"{found[1]}.{part}": value for part, value in parts.items()}
-    save_file(tensors, dense / "model.safetensors", {"format": "pt"})
-    save_file(coded, folder / "model.safetensors", {"format": "pt"})
-    edit_quantization(folder, **how.config())
-    return numbers
+    """See `write_layers`."""
+    return write_layers(folder, dense, how.stored, how.config())

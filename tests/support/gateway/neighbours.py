@@ -24,7 +24,6 @@ from shared.queue.log_event import Origin
 from shared.queue.registry import Announcement
 from shared.queue.token_log import (
     decode_tokens,
-    encode_logprobs,
     encode_pooled,
     encode_tokens,
     stride,
@@ -50,6 +49,7 @@ from tessera.scheduler.v1.scheduler_pb2 import (
     GetLoadResponse,
     TokenCounts,
 )
+from tests.support.queue.records import logprob_record
 from tests.support.tokenizers import token_id
 
 IMAGE_TOKENS = 4
@@ -357,7 +357,7 @@ class SchedulerPlayer:
         for start in range(0, len(prompt) - 1, 7):
             some = prompt[start + 1 : start + 8]
             records = b"".join(
-                encode_logprobs(token, *score(token, start + i, k)) for i, token in enumerate(some)
+                logprob_record(token, *score(token, start + i, k)) for i, token in enumerate(some)
             )
             event = LogEvent(request_id=spec.request_id, choice=-1, start=start, records=records)
             await self._redis.append(log, records)
@@ -413,8 +413,7 @@ class SchedulerPlayer:
             k = spec.sampling.logprobs
             size = stride(k)
             records = b"".join(
-                encode_logprobs(token, *score(token, start + i, k))
-                for i, token in enumerate(tokens)
+                logprob_record(token, *score(token, start + i, k)) for i, token in enumerate(tokens)
             )
         append = Append(rid, choice, start, size, records, ending, self.origin)
         while True:

@@ -139,3 +139,33 @@ async def until_ready(http: httpx.AsyncClient, seconds: float = 60) -> None:
     async with asyncio.timeout(seconds):
         while (await http.get("/health/ready")).status_code != 200:
             await asyncio.sleep(0.02)
+
+
+async def until_empty(stage: Stage) -> None:
+    """Waits until nothing is reserved, waiting or running, and nothing is followed."""
+    async with asyncio.timeout(60):
+        while await stage.scheduler.queue.depth() != (0, 0) or len(stage.gateway.follower):
+            await asyncio.sleep(0.01)
+
+
+def answer_slowly(stage: Stage) -> None:
+    """Makes every answer one of 400 tokens that takes eight seconds or more."""
+
+    async def step(rid: str, index: int) -> None:
+        await asyncio.sleep(0.02)
+
+    stage.scheduler.step = step
+    tokens = stage.tokenizer.encode("word").ids
+    stage.scheduler.answer = lambda spec: (tokens for _ in range(400))
+
+
+def pause_at(stage: Stage, step: int) -> asyncio.Event:
+    """Lets every answer wait before one step until the event is set."""
+    go = asyncio.Event()
+
+    async def wait(rid: str, index: int) -> None:
+        if index == step:
+            await go.wait()
+
+    stage.scheduler.step = wait
+    return go

@@ -9,9 +9,18 @@ ASK_FOR_IDS = {"X-Tessera-Event-Ids": "1"}
 
 def events(text: str) -> list[dict[str, Any]]:
     """The objects in a stream of events, `[DONE]` checked and left out."""
-    data = [line[6:] for line in text.split("\n") if line.startswith("data: ")]
+    data = _data(text)
     assert data[-1] == "[DONE]"
     return [json.loads(item) for item in data[:-1]]
+
+
+def unended_events(text: str) -> list[dict[str, Any]]:
+    """The objects in a stream of events whose API ends it with its last object."""
+    return [json.loads(item) for item in _data(text)]
+
+
+def _data(text: str) -> list[str]:
+    return [line[6:] for line in text.split("\n") if line.startswith("data: ")]
 
 
 def event_ids(text: str) -> list[str]:

@@ -173,11 +173,11 @@ class Device(ABC):
         return torch.empty(size, dtype=torch.uint8)
 
     def copy_to_device(self, host: Tensor) -> Tensor:
-        """Submits a copy of pinned bytes."""
+        """Submits a copy of pinned bytes, uint8 [n]; gives that on the device."""
         return host.to(self.ops.device, non_blocking=True)
 
     def copy_to_host(self, here: Tensor, host: Tensor) -> None:
-        """Submits a copy of bytes on the device into pinned memory of the same size."""
+        """Submits a copy of bytes on the device, uint8 [n], into pinned memory of the same size."""
         host.copy_(here, non_blocking=True)
 
     def record_event(self) -> Event:
@@ -185,8 +185,8 @@ class Device(ABC):
         raise NotImplementedError(f"{self.name} computes while the host waits")
 
     def copy_in(self, host: Tensor) -> Tensor:
-        """A host tensor in the model's type on the device, complete when this returns. It does not wait for running
-        steps, so other threads than the one that computes may call it."""
+        """A host tensor of any shape in the model's type on the device, complete when this returns. It does not wait
+        for running steps, so other threads than the one that computes may call it."""
         return host.to(self.ops.device, self.ops.dtype)
 
     @abstractmethod

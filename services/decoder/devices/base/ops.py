@@ -22,6 +22,7 @@ from services.decoder.devices.base.experts import (
     one_by_one,
 )
 from services.decoder.devices.base.hidden_keys import hidden_keys
+from services.decoder.devices.base.largest import first_largest
 from services.decoder.devices.base.use import Use
 from services.decoder.ranks.rank_group import RankGroup
 from services.decoder.ranks.share import Share
@@ -157,13 +158,10 @@ class BaseOps:
     def largest(self, x: Tensor, packed: Packed) -> tuple[Tensor, Tensor]:
         """Of each row of `linear_float32` the index [rows] of the largest, the first of equals, and
         the largest itself [rows], which is NaN if there is one among them."""
-        logits = self.linear_float32(x, packed)
-        values, _ = logits.max(-1)
-        # torch's own index may be that of any of equals.
-        return (logits == values[:, None]).to(torch.uint8).argmax(-1), values
+        return first_largest(self.linear_float32(x, packed))
 
     def vector(self, weight: Tensor) -> Tensor:
-        """Takes over a small parameter, such as a norm's weight."""
+        """Takes over a small parameter of any shape, such as a norm's weight [H], in the model's type."""
         return weight.to(self.device, self.dtype, copy=True)
 
     def pack_addition(self, place: LinearPlace, down: LinearWeight, up: LinearWeight) -> Addition:
@@ -217,7 +215,7 @@ class BaseOps:
     def add_rms_norm(
         self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
-        """The norm of `x + residual`, and that sum; both may be overwritten."""
+        """[rows, H] each: the norm of `x + residual`, and that sum; both may be overwritten."""
         total = residual + x
         return self.rms_norm(total, weight, eps), total
 
@@ -378,7 +376,7 @@ class BaseOps:
         kv.v.flatten(0, 1).index_copy_(0, meta.slots, v)
 
     def scrub(self, kv: PagedKV, slots: Tensor) -> None:
-        """Zeroes single tokens of the cache, so that what is not finite cannot spread."""
+        """Zeroes single tokens of the cache, so that what is not finite cannot spread. slots: int64 [tokens]."""
         kv.k.flatten(0, 1).index_fill_(0, slots, 0)
         kv.v.flatten(0, 1).index_fill_(0, slots, 0)
 
@@ -394,7 +392,7 @@ class BaseOps:
             new.index_copy_(self.block_axis, dst.to(new.device), moved.to(new.device))
 
     def export_block(self, kv: PagedKV, block: int) -> tuple[Tensor, Tensor]:
-        """One block in the canonical layout (token of the block, kv head, element)."""
+        """Keys and values of one block in the canonical layout, [block_size, num_kv, D] each."""
         return kv.k[block].clone(), kv.v[block].clone()
 
     def import_block(self, kv: PagedKV, block: int, k: Tensor, v: Tensor) -> None:

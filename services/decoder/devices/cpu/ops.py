@@ -2,8 +2,8 @@
 and in bfloat16: each kernel adds up in an order that depends on the row alone.
 
 The cache is [blocks, kv heads, pages, 2, 16 * D]: pages of 16 tokens, keys first, in the order in
-which the kernels read them (`cpu_kernels/attention.h`), D padded to whole vectors with zeros. Codes are in pages of
-bytes (`coded_cache.py`).
+which the kernels read them (`shared/cpu_kernels/source/attention/attention.h`), D padded to whole vectors with zeros.
+Codes are in pages of bytes (`coded_cache.py`).
 """
 
 import ctypes
@@ -82,9 +82,9 @@ class CpuOps(BaseOps):
     # Linear layers
 
     def _pack_dense(self, weight: Tensor, bias: Tensor | None, use: Use) -> Packed:
-        """In panels of outputs, in huge pages; see `cpu_kernels/linear.h`. Gates lie beside what they gate, so that one
-        pass does both, and a GELU is part of the product. Beside a large output matrix lies a sketch of it in bytes,
-        for `largest`; see `shortlist.h`."""
+        """In panels of outputs, in huge pages; see `linear.h` of the kernels. Gates lie beside what they gate, so that
+        one pass does both, and a GELU is part of the product. Beside a large output matrix lies a sketch of it in
+        bytes, for `largest`; see `shortlist.h`."""
         layer = packed_linear.pack(self._kernels, weight, bias, _EPILOGUES[use])
         sketched = use is Use.HEAD and bias is None
         sketch = shortlist.make(self._kernels, weight) if sketched else None
@@ -107,7 +107,7 @@ class CpuOps(BaseOps):
         return _PackedPanels(layer.panels, layer.bias, layer)
 
     def _pack_codes(self, weight: LinearWeight, codes: Codes, use: Use) -> Packed | None:
-        """In panels of outputs, too, a few at a time; see `cpu_kernels/quantized_linear.h`. An output matrix has no
+        """In panels of outputs, too, a few at a time; see `quantized_linear.h`. An output matrix has no
         sketch: it is as small as one."""
         digits = self.scheme.digits if self.scheme and use is not Use.HEAD else HEAD.digits
         layer = quantized_linear.pack_parts(

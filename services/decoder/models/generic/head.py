@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from services.decoder.devices.base.largest import first_largest
 from services.decoder.devices.base.ops import BaseOps
 from services.decoder.models.generic.linears.taken_linear import TakenLinear
 from services.decoder.steps.attention_meta import Packed
@@ -29,9 +30,7 @@ class Head(ABC):
 
     def largest(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """See `DecoderModel.largest`."""
-        logits = self.logits(rows)
-        values, _ = logits.max(-1)
-        return (logits == values[:, None]).to(torch.uint8).argmax(-1), values
+        return first_largest(self.logits(rows))
 
 
 class MatrixHead(Head):

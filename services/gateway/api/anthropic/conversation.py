@@ -7,16 +7,19 @@ from services.gateway.decoding.bounds import text, wrong
 from services.gateway.reading.calls.earlier import Called, read_call_id, read_calls
 from services.gateway.reading.conversation import check_sizes
 from services.gateway.reading.fields.unsupported import is_off, unsupported
-from services.gateway.reading.media.media import read_image_base64, read_image_url
+from services.gateway.reading.media.media import (
+    read_image_base64,
+    read_image_url,
+    read_sent_file,
+)
 from tessera.preprocess.v1.preprocess_pb2 import Conversation, Media, Message
 
 _LONGEST_SIGNATURE = 1 << 16
 _NOT_TAKEN = {
-    "document": "this server takes no documents but text: send it as a block of text",
     "redacted_thinking": "leave it out: it comes from another server",
-    "search_result": "send it as a block of text",
+    "container_upload": "this server runs no code: send what is to be read as a block of text",
 }
-_SHOWN = ("text", "image")
+_SHOWN = ("text", "image", "document", "search_result")
 _OF_ROLE = {
     "user": (*_SHOWN, "tool_result"),
     "assistant": ("text", "thinking", "tool_use"),
@@ -140,14 +143,14 @@ def _check(block: Block, path: str, role: str) -> str:
         hint = f": {_NOT_TAKEN[kind]}" if kind in _NOT_TAKEN else ""
         what = f"not {kind[:32]!r}" if kind else "and is missing"
         raise wrong(f"{path}.type", f"must be one of {', '.join(allowed)}, {what}{hint}")
-    for name in ("citations", "toolset_name"):
-        if not is_off(getattr(block, name), []):
+    for name in ("citations", "toolset_name", "data", "file_id"):
+        if not is_off(getattr(block, name), [], {"enabled": False}):
             raise unsupported(f"{path}.{name}", "is not taken: leave it out")
     return kind
 
 
 def _show(block: Block, path: str, into: Message) -> None:
-    """Text or a picture."""
+    """Text, a picture, or what is shown as text."""
     if block.type == "text":
         if block.text is None:
             raise wrong(f"{path}.text", "is missing")
@@ -155,7 +158,49 @@ def _show(block: Block, path: str, into: Message) -> None:
         return
     if block.source is None:
         raise wrong(f"{path}.source", "is missing")
-    into.content.add(media=_picture(block.source, f"{path}.source"))
+    if block.type == "search_result":
+        if not isinstance(block.source, str):
+            raise wrong(f"{path}.source", "must be a string", "INVALID_TYPE")
+        said = _texts(block.content, f"{path}.content")
+        into.content.add(text=_titled(block.title, block.source, said))
+    elif isinstance(block.source, str):
+        raise wrong(f"{path}.source", "must be an object, not a string", "INVALID_TYPE")
+    elif block.type == "document":
+        said = _document(block.source, f"{path}.source")
+        into.content.add(text=_titled(block.title, block.context, said))
+    else:
+        into.content.add(media=_picture(block.source, f"{path}.source"))
+
+
+def _document(source: Source, path: str) -> str:
+    match source.type:
+        case "text":
+            if source.data is None:
+                raise wrong(f"{path}.data", "is missing")
+            return source.data
+        case "content":
+            return _texts(source.content, f"{path}.content")
+        case _:
+            raise wrong(
+                f"{path}.type", "must be text or content: this server reads no documents but text"
+            )
+
+
+def _texts(content: str | list[Block] | None, path: str) -> str:
+    """What blocks of text say, each on lines of its own."""
+    if content is None:
+        raise wrong(path, "is missing")
+    if isinstance(content, str):
+        return content
+    for index, block in enumerate(content):
+        if block.type != "text" or block.text is None:
+            raise wrong(f"{path}[{index}]", "must be a block of text")
+    return "\n".join(block.text or "" for block in content)
+
+
+def _titled(title: str | None, about: str | None, said: str) -> str:
+    """A document as text: what is told of it stands before it."""
+    return "\n".join(line for line in (title, about, said) if line)
 
 
 def _picture(source: Source, path: str) -> Media:
@@ -171,5 +216,7 @@ def _picture(source: Source, path: str) -> Media:
             if source.url is None:
                 raise wrong(f"{path}.url", "is missing")
             return read_image_url(source.url, f"{path}.url")
+        case "file":
+            return read_sent_file(source.file_id, f"{path}.file_id")
         case _:
-            raise wrong(f"{path}.type", "must be base64 or url")
+            raise wrong(f"{path}.type", "must be base64, url or file")

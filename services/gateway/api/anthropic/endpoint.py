@@ -48,7 +48,8 @@ class AnthropicEndpoint:
 
 def _endpoint(parts: Parts) -> AnthropicEndpoint:
     return AnthropicEndpoint(
-        parts.generating, CountTokens(parts.model, parts.pool, parts.body_limits)
+        parts.generating,
+        CountTokens(parts.model, parts.pool, parts.sent_files, parts.body_limits),
     )
 
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from services.gateway.api.anthropic.refused_fields import THREADS
 from services.gateway.api.renamed_fields import renamed
 from services.gateway.http.forms import ErrorReply
 from shared.errors import ServingError
@@ -24,13 +25,20 @@ _TYPES: Mapping[int, str] = {
     504: "timeout_error",
 }
 _OVERLOADED = 529  # where other APIs say 503
+# What Anthropic's clients know an error by, where they do something about it: without threads they send all turns.
+_DETAILS: Mapping[str, Mapping[str, Any]] = {
+    THREADS: {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+}
 
 
 def error_content(error: ServingError) -> Mapping[str, Any]:
     """The body of a response, or what an event says."""
     default = "api_error" if error.http_status >= 499 else "invalid_request_error"
     kind = _TYPES.get(error.http_status, default)
-    return {"type": "error", "error": {"type": kind, "message": renamed(error, _NAMES).message}}
+    said: dict[str, Any] = {"type": kind, "message": renamed(error, _NAMES).message}
+    if error.reason in _DETAILS:
+        said["details"] = _DETAILS[error.reason]
+    return {"type": "error", "error": said}
 
 
 def error_reply(error: ServingError) -> ErrorReply:

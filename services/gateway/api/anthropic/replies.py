@@ -5,8 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from services.gateway.api.anthropic.errors import error_content
+from services.gateway.api.compact_json import compact
 from services.gateway.api.part_list import Part, PartKind, Step, parts_of
-from services.gateway.api.part_stream import Event, PartStream, compact
+from services.gateway.api.part_stream import Event, PartStream
 from services.gateway.following.answer import Answer, Outcome
 from services.gateway.following.message import call_id
 from shared.errors import ServingError
@@ -38,7 +39,11 @@ class MessageWriter(PartStream):
         """A block begins, grows, ends."""
         fields: dict[str, Any] = {"index": part.index}
         if step is Step.ENDS:
-            return (Event("content_block_stop", fields),)
+            end = Event("content_block_stop", fields)
+            if part.kind is not PartKind.REASONING:
+                return (end,)
+            signed = {"type": "signature_delta", "signature": _signature(self.answer, part)}
+            return (Event("content_block_delta", {**fields, "delta": signed}), end)
         if step is Step.GROWS:
             return (Event("content_block_delta", fields, part, text),)
         fields["content_block"] = _block(self.answer, part, "")
@@ -120,15 +125,22 @@ def _block(answer: Answer, part: Part, text: str) -> Mapping[str, Any]:
         case PartKind.TEXT:
             return {"type": "text", "text": text}
         case PartKind.REASONING:
-            return {"type": "thinking", "thinking": text, "signature": ""}
+            return {"type": "thinking", "thinking": text, "signature": ""}  # it comes at the end
         case PartKind.CALL:
             name = call_id(answer.head.request_id, 0, part.call)
             return {"type": "tool_use", "id": name, "name": part.name, "input": {}}
 
 
+def _signature(answer: Answer, part: Part) -> str:
+    """A name of the thought. Clients send back none that has no signature."""
+    return f"{answer.head.request_id}_{part.index}"
+
+
 def _written(answer: Answer, part: Part) -> str:
     """A whole block as JSON, in which what a call is made with is as the model wrote it."""
     block = dict(_block(answer, part, part.text))
+    if part.kind is PartKind.REASONING:
+        block["signature"] = _signature(answer, part)
     if part.kind is not PartKind.CALL:
         return compact(block)
     del block["input"]

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from services.gateway.api.anthropic.context_management import edit
 from services.gateway.api.anthropic.conversation import read_messages
+from services.gateway.api.anthropic.refused_fields import refuse_fields
 from services.gateway.api.anthropic.schema import (
     CountBody,
     MessagesBody,
@@ -15,7 +16,7 @@ from services.gateway.api.anthropic.schema import (
     Tool,
     ToolChoice,
 )
-from services.gateway.decoding.bounds import text, whole, wrong
+from services.gateway.decoding.bounds import INT32_MAX, text, whole, wrong
 from services.gateway.decoding.list_limits import LONGEST_TOOL_NAME, LONGEST_TOOLS
 from services.gateway.model.output_forms import OutputForms
 from services.gateway.model.served_model import ServedModel
@@ -40,7 +41,6 @@ _NO_CALLS = (
 _BUDGET = "thinking.budget_tokens"
 _KIND = ReplyKind.REPLY_KIND_ANTHROPIC
 # Above the length of any model.
-_MOST_TOKENS = (1 << 31) - 1
 
 
 class _Asked(NamedTuple):
@@ -53,7 +53,7 @@ class _Asked(NamedTuple):
 def read_count(body: CountBody, model: ServedModel) -> PrepareRequest:
     """POST /v1/messages/count_tokens. Raises InvalidRequest naming the field, or NotFound."""
     check_model(body.model, model)
-    _form(body.output_config)
+    _form(body)
     return _read(body, model, may_call=False).prepare
 
 
@@ -73,7 +73,7 @@ def read_message(body: MessagesBody, model: ServedModel) -> tuple[ValidRequest, 
     )
     asked = _read(body, model)
     prompt = conversation_prompt(asked.prepare, model)
-    form = _form(body.output_config)
+    form = _form(body)
     request = read_generation(options, prompt, _KIND, None, model, form)
     request = divided(
         request,
@@ -90,11 +90,12 @@ def read_message(body: MessagesBody, model: ServedModel) -> tuple[ValidRequest, 
 
 def _max_tokens(given: float | None, model: ServedModel) -> int | None:
     """Clients, which have to send it, send thousands where nobody has said how many."""
-    count = whole("max_tokens", given, 1, _MOST_TOKENS)
+    count = whole("max_tokens", given, 1, INT32_MAX)
     return None if count is None else min(count, model.max_model_len)
 
 
 def _read(body: CountBody, model: ServedModel, *, may_call: bool = True) -> _Asked:
+    refuse_fields(body)
     tools = _read_tools(body, model.forms, may_call=may_call)
     prepare = PrepareRequest()
     conversation = prepare.conversation
@@ -199,11 +200,15 @@ def _hides(thinking: Thinking | None) -> bool:
     return thinking is not None and (thinking.type == "disabled" or thinking.display == "omitted")
 
 
-def _form(config: OutputConfig | None) -> Constraint | None:
-    form = config.format if config is not None else None
+def _form(body: CountBody) -> Constraint | None:
+    form = body.output_config.format if body.output_config is not None else None
+    path = "output_config.format"
+    if form is None:
+        form, path = body.output_format, "output_format"
+    elif body.output_format is not None:
+        raise wrong("output_format", f"is the older name of {path}: send one of them")
     if form is None:
         return None
-    path = "output_config.format"
     if form.type != "json_schema":
         raise wrong(f"{path}.type", 'must be "json_schema"')
     given = bytes(form.schema)

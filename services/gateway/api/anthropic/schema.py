@@ -18,27 +18,40 @@ class _Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Source(_Body):
-    """Where a picture is."""
+    """Where a picture is, or what a document says."""
 
-    type: Annotated[str | None, about("base64 or url")] = None
+    type: Annotated[
+        str | None, about("of a picture base64, url or file, of a document text or content")
+    ] = None
     media_type: Annotated[str | None, about("the file's type, such as image/png")] = None
-    data: Annotated[str | None, about("a file in base64")] = None
+    data: Annotated[str | None, about("a file in base64, or of text the text")] = None
     url: Annotated[str | None, about("a data:, http:, https: or file: URL")] = None
+    content: Annotated["str | list[Block] | None", about("of content: a text, or blocks")] = None
+    file_id: Annotated[str | None, about("of file: a file that was sent to /v1/files")] = None
 
 
 class Block(_Body):
     """One block of content; `type` says which fields are read."""
 
-    type: Annotated[str | None, about("text, image, tool_use, tool_result or thinking")] = None
+    type: Annotated[
+        str | None, about("text, image, document, search_result, tool_use, tool_result or thinking")
+    ] = None
     text: Annotated[str | None, about("a text")] = None
-    source: Annotated[Source | None, about("where a picture is")] = None
+    source: Annotated[
+        Source | str | None,
+        about("where a picture is, what a document says, where a search result is from"),
+    ] = None
+    # Of documents and search results: shown before what they say.
+    title: Annotated[str | None, about("of a document or search result")] = None
+    context: Annotated[str | None, about("of a document: what is said of it")] = None
     # Of a call, and of what it gave.
     id: Annotated[str | None, about("the name of a call")] = None
     name: Annotated[str | None, about("the tool that was called")] = None
     input: Annotated[msgspec.Raw, about("what it was called with: an object")] = _NONE
     tool_use_id: Annotated[str | None, about("the call that a result answers")] = None
     content: Annotated[
-        "str | list[Block] | None", about("what a call gave: a text, or blocks of text and images")
+        "str | list[Block] | None",
+        about("what a call gave: a text, or blocks of text and images; what a search found"),
     ] = None
     is_error: Annotated[bool | None, about("whether a call failed; not shown to the model")] = None
     # What the model thought.
@@ -47,8 +60,10 @@ class Block(_Body):
     # Without effect: what is computed of equal prompts is kept anyway; who made a call.
     cache_control: Annotated[msgspec.Raw, about("accepted, without effect")] = _NONE
     caller: Annotated[msgspec.Raw, about("accepted, without effect")] = _NONE
-    # Taken with null alone.
+    # Taken where they ask for nothing.
     citations: Refused = _NONE
+    data: Refused = _NONE
+    file_id: Refused = _NONE
     toolset_name: Refused = _NONE
 
 
@@ -136,9 +151,10 @@ class CountBody(_Body):
     messages: Annotated[
         list[Turn] | None,
         about(
-            "turns of `user`, `assistant` and `system`; a text, or blocks: `text`, `image` (`base64` or `url`), in"
-            " turns of the assistant `thinking` and `tool_use`, in those of the user `tool_result` (a text, or blocks"
-            " of text and images). Where the last turn is the assistant's, the answer goes on with it",
+            "turns of `user`, `assistant` and `system`; a text, or blocks: `text`, `image` (`base64`, `url`, or `file`:"
+            " one that was sent to `/v1/files`), in turns of the assistant `thinking` and `tool_use`, in those of the"
+            " user `document` (`text` or `content`) and `search_result`, which are shown as text, and `tool_result` (a"
+            " text, or blocks of all these). Where the last turn is the assistant's, the answer goes on with it",
             example=[{"role": "user", "content": "What is there?"}],
         ),
     ] = None
@@ -184,6 +200,20 @@ class CountBody(_Body):
         ),
     ] = None
     cache_control: Annotated[msgspec.Raw, about("accepted, without effect")] = _NONE
+    output_format: Annotated[
+        OutputFormat | None, about("the older name of `output_config.format`")
+    ] = None
+    # Taken where they ask for nothing (`refused_fields.py`).
+    container: Refused = _NONE
+    mcp_servers: Refused = _NONE
+    thread: Refused = _NONE
+    compaction: Refused = _NONE
+    fallbacks: Refused = _NONE
+    speed: Refused = _NONE
+    inference_geo: Refused = _NONE
+    diagnostics: Refused = _NONE
+    billing_policy: Refused = _NONE
+    fallback_credit_token: Refused = _NONE
 
 
 class MessagesBody(CountBody):

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from services.gateway.admission.api_keys import BEARER
+from services.gateway.admission.api_keys import BEARER, X_API_KEY
 from services.gateway.api.batches.files import Files
 from services.gateway.api.batches.handlers import Batches
 from services.gateway.api.batches.runner import BatchRunner
@@ -26,14 +26,15 @@ _PAGE = {
     "limit": "how many to list at most",
     "after": "the id behind which the list goes on",
 }
-_FILES = {"order": "asc: the oldest first", "purpose": "batch or batch_output"}
+_FILES = {"order": "asc: the oldest first", "purpose": "batch, batch_output, vision or user_data"}
 
 
 class BatchesEndpoint:
     """/v1/files and /v1/batches, and what lies below them."""
 
     roots = ("/v1/files", "/v1/batches")
-    key_headers = (BEARER,)
+    # Clients of Anthropic's API send files too.
+    key_headers = (BEARER, X_API_KEY)
 
     def __init__(self, uploads: Uploads, files: Files, batches: Batches) -> None:
         self.routes: Sequence[Route] = (

@@ -1,4 +1,6 @@
-"""Files as OpenAI's clients read them."""
+"""Files as OpenAI's and Anthropic's clients read them."""
+
+import mimetypes
 
 from services.gateway.api.batches.schema import FileObject
 from shared.queue.stores.file_store import StoredFile
@@ -13,4 +15,6 @@ def file_object(file: StoredFile) -> FileObject:
         expires_at=file.expires_ms // 1000,
         filename=file.name,
         purpose=file.purpose,
+        mime_type=mimetypes.guess_type(file.name)[0] or "application/octet-stream",
+        size_bytes=file.bytes,
     )

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 
-from services.gateway.api.batches.lines import Asked, RawLine, read_line
+from services.gateway.api.batches.lines import LineRequest, RawLine, read_line
 from services.gateway.api.batches.results import answered, unanswered
 from services.gateway.api.parts import Parts
 from services.gateway.http.inner_calls import InnerCall, InnerReply
@@ -99,7 +99,7 @@ class LineRuns:
         finally:
             self._calls.pop(raw.number, None)
 
-    async def _reply(self, number: int, asked: Asked) -> InnerReply:
+    async def _reply(self, number: int, asked: LineRequest) -> InnerReply:
         """The reply to a line. It is sent again while the queue is full or a service is away, and a few times where its
         answer was lost."""
         batch, failures, losses = self._batch, 0, 0

@@ -78,14 +78,14 @@ async def _joined(begun: list[bytes], size: int, end: bytes, most_bytes: int) ->
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class LineRequest:
     """What a line asks for."""
 
     custom_id: str
     body: bytes
 
 
-async def read_line(raw: RawLine, endpoint: str, most_bytes: int) -> Asked:
+async def read_line(raw: RawLine, endpoint: str, most_bytes: int) -> LineRequest:
     """The request of a line. Raises InvalidRequest naming the field."""
     if raw.text is None:
         raise InvalidRequest(
@@ -109,7 +109,7 @@ class _Named(msgspec.Struct):
     custom_id: str | None = None
 
 
-def _read(text: bytes, endpoint: str) -> Asked:
+def _read(text: bytes, endpoint: str) -> LineRequest:
     line = decode(text, Line)
     if not line.custom_id:
         raise wrong("custom_id", "is missing")
@@ -129,4 +129,4 @@ def _read(text: bytes, endpoint: str) -> Asked:
         raise wrong("body.stream", "must be false: the answers of a batch stand in a file")
     if asked.background:
         raise wrong("body.background", "must be false: a batch waits for its answers itself")
-    return Asked(line.custom_id, body)
+    return LineRequest(line.custom_id, body)

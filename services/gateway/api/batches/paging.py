@@ -10,7 +10,7 @@ _ORDERS = ("", "asc", "desc")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PageRequest:
     """What the address asks for: at most `limit` behind `after`, which is empty for the first page."""
 
     after: str
@@ -18,7 +18,7 @@ class Asked:
     oldest_first: bool
 
 
-def read_page(query: Callable[[str], str], usual: int, most: int) -> Asked:
+def read_page(query: Callable[[str], str], usual: int, most: int) -> PageRequest:
     """The parameters of an address. Raises InvalidRequest naming one."""
     order = query("order")
     if order not in _ORDERS:
@@ -28,4 +28,4 @@ def read_page(query: Callable[[str], str], usual: int, most: int) -> Asked:
     if given and not (given.isascii() and given.isdigit() and len(given) <= 9):
         raise wrong("limit", f"must be a whole number, not {given[:24]!r}")
     limit = whole("limit", int(given), 1, most) if given else usual
-    return Asked(after, limit or usual, order == "asc")
+    return PageRequest(after, limit or usual, order == "asc")

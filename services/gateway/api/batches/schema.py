@@ -22,6 +22,11 @@ class FileObject(msgspec.Struct, kw_only=True):
     filename: str
     purpose: str
     status: str = "processed"
+    # As Anthropic's clients know a file.
+    type: str = "file"
+    mime_type: Annotated[str, about("by its name")] = "application/octet-stream"
+    size_bytes: Annotated[int, about("as `bytes`")] = 0
+    downloadable: bool = True
 
 
 class Deleted(msgspec.Struct, kw_only=True):
@@ -30,6 +35,8 @@ class Deleted(msgspec.Struct, kw_only=True):
     id: str
     object: str = "file"
     deleted: bool = True
+    # As Anthropic's clients know it.
+    type: str = "file_deleted"
 
 
 class FilePage(msgspec.Struct, kw_only=True):
@@ -45,7 +52,9 @@ class FilePage(msgspec.Struct, kw_only=True):
 class UploadFields(msgspec.Struct, kw_only=True):
     """What a form says of its file."""
 
-    purpose: Annotated[str | None, about("batch", example="batch")] = None
+    purpose: Annotated[
+        str | None, about("batch; of pictures vision or user_data", example="batch")
+    ] = None
     anchor: Annotated[str | None, about("created_at; with the seconds alone")] = msgspec.field(
         default=None, name="expires_after[anchor]"
     )
@@ -55,7 +64,7 @@ class UploadFields(msgspec.Struct, kw_only=True):
 
 
 class UploadBody(UploadFields, kw_only=True):
-    """POST /v1/files: a file with a request in each line."""
+    """POST /v1/files: a file with a request in each line, or a picture."""
 
     file: Annotated[bytes, about("the file itself, in a part with a filename")]
 
@@ -83,7 +92,8 @@ class BatchRequest(msgspec.Struct, kw_only=True):
     endpoint: Annotated[
         str | None,
         about(
-            "the `url` of all lines: `/v1/chat/completions`, `/v1/completions`, `/v1/responses` or `/v1/messages`",
+            "the `url` of all lines: `/v1/chat/completions`, `/v1/completions`, `/v1/responses`, `/v1/messages`, or"
+            " one of [vectors and scores](#vectors-and-scores) such as `/v1/embeddings`",
             example="/v1/chat/completions",
         ),
     ] = None

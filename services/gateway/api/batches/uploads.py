@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from services.gateway.admission.caller import Caller, tenant_of
+from services.gateway.admission.sent_files import SHOWN_PURPOSES
 from services.gateway.api.batches.file_objects import file_object
 from services.gateway.api.batches.schema import UploadFields
 from services.gateway.api.batches.upload_form import UploadForm
@@ -19,6 +20,7 @@ from shared.errors import Unavailable
 from shared.queue.stores.file_store import PIECE_BYTES, FileStore, StoredFile, new_file_id
 
 INPUT = "batch"
+PURPOSES = (INPUT, *SHOWN_PURPOSES)
 OUTPUT = "batch_output"
 ANCHOR = "created_at"
 SHORTEST_KEEP_S, LONGEST_KEEP_S = 3600, 30 * 86_400
@@ -67,10 +69,11 @@ class Uploads:
                 if written.size > self._limits.most_bytes:
                     raise _too_large(self._limits.most_bytes)
             fields = convert(form.finish(), UploadFields)
+            purpose = _purpose(fields.purpose, exchange)
             keep_ms = _keep_ms(fields, self._limits.keep_ms)
             pieces = await written.end()
             there = await self._store.finish(
-                file_id, tenant, keep_ms, name=form.filename, purpose=INPUT, pieces=pieces
+                file_id, tenant, keep_ms, name=form.filename, purpose=purpose, pieces=pieces
             )
             found = await self._store.find(file_id, tenant) if there else None
             if found is None:
@@ -123,14 +126,20 @@ class _Written:
         self._pieces += 1
 
 
-def _keep_ms(fields: UploadFields, usual_ms: int) -> int:
-    """For how long the fields of a form ask to keep its file. Raises InvalidRequest naming a field."""
-    purpose = fields.purpose or ""
-    if purpose != INPUT:
+def _purpose(given: str | None, exchange: Exchange) -> str:
+    """What a file is sent for; clients of Anthropic's API do not say it. Raises InvalidRequest."""
+    purpose = given or ("user_data" if exchange.header("anthropic-version") else "")
+    if purpose not in PURPOSES:
         raise wrong(
             "purpose",
-            f"must be {INPUT}, not {purpose[:24]!r}: this server reads files for /v1/batches alone",
+            f"must be one of {', '.join(PURPOSES)}, not {purpose[:24]!r}: files are for /v1/batches, or pictures that"
+            " requests name",
         )
+    return purpose
+
+
+def _keep_ms(fields: UploadFields, usual_ms: int) -> int:
+    """For how long the fields of a form ask to keep its file. Raises InvalidRequest naming a field."""
     anchor, seconds = fields.anchor, fields.seconds
     if anchor is None and seconds is None:
         return usual_ms

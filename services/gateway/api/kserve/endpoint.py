@@ -9,10 +9,10 @@ from services.gateway.admission.caller import Caller
 from services.gateway.admission.request_options import RequestOptions
 from services.gateway.api.generating import Generating
 from services.gateway.api.kserve.grpc_inference import InferenceServicer
-from services.gateway.api.kserve.infer import Wanted, infer_reply, read_body, wanted_outputs
+from services.gateway.api.kserve.infer import WantedOutput, infer_reply, read_body, wanted_outputs
 from services.gateway.api.kserve.information import Information
 from services.gateway.api.kserve.replies import TextWriter, error_reply, whole
-from services.gateway.api.kserve.requests import Asked, read_generate, read_infer, urls
+from services.gateway.api.kserve.requests import ReadRequest, read_generate, read_infer, urls
 from services.gateway.api.kserve.schema import (
     VERSION,
     GenerateRequest,
@@ -115,14 +115,14 @@ class _InferCall:
 
     def __init__(self, generating: Generating) -> None:
         self._generating = generating
-        self._wanted: Sequence[Wanted] = ()
+        self._wanted: Sequence[WantedOutput] = ()
 
     def read(self, exchange: Exchange, body: bytes) -> tuple[list[ValidRequest], RequestOptions]:
         found = read_body(body, exchange.header("inference-header-content-length"))
         content = found.content
         # Triton's parameters of the request count before MindIE's, which stand in an input.
         parameters = [*(given.parameters for given in content.inputs or ()), content.parameters]
-        asked: Asked = read_infer(
+        asked: ReadRequest = read_infer(
             found.tensors,
             parameters,
             model_of(exchange.path),

@@ -26,7 +26,7 @@ from inference.inference_pb2 import (
 from services.gateway.api.grpc_calls import until_done
 from services.gateway.api.grpc_generating import GrpcGenerating, Read
 from services.gateway.api.kserve.grpc_requests import Call, check_version, read_message
-from services.gateway.api.kserve.infer import Wanted, output_tensor
+from services.gateway.api.kserve.infer import WantedOutput, output_tensor
 from services.gateway.api.kserve.information import EXTENSIONS, INPUTS, OUTPUTS, PLATFORM, dims
 from services.gateway.api.kserve.schema import VERSION
 from services.gateway.api.kserve.tensors import to_bytes
@@ -145,14 +145,14 @@ class InferenceServicer(inference_pb2_grpc.GRPCInferenceServiceServicer):
         check_version(version)
 
 
-async def _whole(answer: Answer, wanted: Sequence[Wanted]) -> ModelInferResponse:
+async def _whole(answer: Answer, wanted: Sequence[WantedOutput]) -> ModelInferResponse:
     [outcome] = await answer.whole()
     text = answer.head.reply.prompt_text + outcome.text
     return _response(answer, wanted, text, answer.token_ids(0), outcome.ending)
 
 
 async def _parts(
-    answer: Answer, wanted: Sequence[Wanted]
+    answer: Answer, wanted: Sequence[WantedOutput]
 ) -> AsyncIterator[tuple[ModelInferResponse, bool]]:
     """A response for each part of the text with its tokens, and whether it is the last."""
     before, ids = answer.head.reply.prompt_text, list[int]()
@@ -172,7 +172,11 @@ def _marked(response: ModelInferResponse, is_last: bool) -> ModelInferResponse:
 
 
 def _response(
-    answer: Answer, wanted: Sequence[Wanted], text: str, ids: Sequence[int], ending: Ending | None
+    answer: Answer,
+    wanted: Sequence[WantedOutput],
+    text: str,
+    ids: Sequence[int],
+    ending: Ending | None,
 ) -> ModelInferResponse:
     """The outputs of a text and its tokens, which may be a part of the answer."""
     response = ModelInferResponse(

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from inference.inference_pb2 import InferParameter, ModelInferRequest
-from services.gateway.api.kserve.infer import MOST_TENSORS, Wanted, wanted_outputs
+from services.gateway.api.kserve.infer import MOST_TENSORS, WantedOutput, wanted_outputs
 from services.gateway.api.kserve.requests import read_infer
 from services.gateway.api.kserve.schema import (
     VERSION,
@@ -36,7 +36,7 @@ class Call(NamedTuple):
 
     request: ValidRequest
     options: GenerationOptions
-    wanted: Sequence[Wanted]
+    wanted: Sequence[WantedOutput]
 
 
 class _Message(msgspec.Struct):

@@ -29,7 +29,7 @@ class InferBody(NamedTuple):
     json: bytes  # what a repeated request is known by
 
 
-class Wanted(NamedTuple):
+class WantedOutput(NamedTuple):
     """An output that is asked for: its name, what it holds, and whether as bytes."""
 
     name: str
@@ -70,14 +70,14 @@ def read_body(body: bytes, header_length: str) -> InferBody:
 
 def wanted_outputs(
     outputs: Sequence[OutputTensor] | None, by_ids: bool, binary: bool
-) -> list[Wanted]:
+) -> list[WantedOutput]:
     """The outputs that are asked for, by default what the prompt was: text or ids. `binary`: whether as bytes, unless
     they say so themselves. Raises InvalidRequest for one that there is not, or that is asked for twice.
     """
     if not outputs:
-        return [Wanted(_OF_IDS, IDS, binary) if by_ids else Wanted(TEXT, TEXT, binary)]
+        return [WantedOutput(_OF_IDS, IDS, binary) if by_ids else WantedOutput(TEXT, TEXT, binary)]
     at_most("outputs", len(outputs), MOST_TENSORS)
-    found: dict[str, Wanted] = {}
+    found: dict[str, WantedOutput] = {}
     for index, output in enumerate(outputs):
         one = _wanted(output, f"outputs[{index}]", by_ids, binary)
         if one.name in found:
@@ -86,7 +86,7 @@ def wanted_outputs(
     return [*found.values()]
 
 
-def output_tensor(wanted: Wanted, text: str, ids: Sequence[int], reason: str) -> Tensor:
+def output_tensor(wanted: WantedOutput, text: str, ids: Sequence[int], reason: str) -> Tensor:
     """One output of an answer."""
     if wanted.holds == IDS:
         return Tensor(wanted.name, "UINT32", (1, len(ids)), ids)
@@ -95,7 +95,7 @@ def output_tensor(wanted: Wanted, text: str, ids: Sequence[int], reason: str) ->
 
 
 def infer_reply(
-    answer: Answer, outcome: Outcome, wanted: Sequence[Wanted]
+    answer: Answer, outcome: Outcome, wanted: Sequence[WantedOutput]
 ) -> tuple[bytes, int | None]:
     """The body, and the length of its JSON where bytes follow it."""
     reply = answer.head.reply
@@ -148,14 +148,14 @@ def _tensor(given: InputTensor, field: str, rest: memoryview) -> tuple[Tensor, i
     return from_bytes(name, given.datatype, shape, bytes(rest[:size])), size
 
 
-def _wanted(output: OutputTensor, field: str, by_ids: bool, binary: bool) -> Wanted:
+def _wanted(output: OutputTensor, field: str, by_ids: bool, binary: bool) -> WantedOutput:
     name = text(f"{field}.name", output.name, _LONGEST_NAME)
     if output.parameters is not None and output.parameters.binary_data is not None:
         binary = output.parameters.binary_data
     if name in (TEXT, IDS, REASON):
-        return Wanted(name, name, binary)
+        return WantedOutput(name, name, binary)
     if by_ids and name:
-        return Wanted(name, IDS, binary)
+        return WantedOutput(name, IDS, binary)
     raise wrong(f"{field}.name", f"must be one of {TEXT}, {IDS}, {REASON}, not {name[:64]!r}")
 
 

@@ -1,9 +1,9 @@
 """Replies of /generate and /generate_stream, and errors as {"error": "text"}."""
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
+from services.gateway.api.compact_json import compact
 from services.gateway.api.kserve.schema import VERSION
 from services.gateway.api.server_sent_events import EventStream
 from services.gateway.endings import end_name
@@ -51,7 +51,7 @@ class TextWriter(EventStream):
 def whole(answer: Answer, outcome: Outcome) -> bytes:
     """The reply that is not streamed."""
     text = answer.head.reply.prompt_text + outcome.text
-    return _compact(generated(answer, text, outcome.ending, outcome.tokens)).encode()
+    return compact(generated(answer, text, outcome.ending, outcome.tokens)).encode()
 
 
 def generated(answer: Answer, text: str, ending: Ending | None, tokens: int) -> dict[str, Any]:
@@ -66,12 +66,8 @@ def generated(answer: Answer, text: str, ending: Ending | None, tokens: int) -> 
 
 def error_reply(error: ServingError) -> ErrorReply:
     """A whole response."""
-    return ErrorReply(error.http_status, _compact({"error": error.message}).encode())
+    return ErrorReply(error.http_status, compact({"error": error.message}).encode())
 
 
 def _event(content: Any) -> bytes:
-    return f"data: {_compact(content)}\n\n".encode()
-
-
-def _compact(content: Any) -> str:
-    return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+    return f"data: {compact(content)}\n\n".encode()

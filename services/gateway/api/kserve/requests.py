@@ -40,7 +40,7 @@ _SEVERAL = {
 }
 
 
-class Asked(NamedTuple):
+class ReadRequest(NamedTuple):
     """A request, the options that it was made of, and whether its prompt was token ids."""
 
     request: ValidRequest
@@ -48,7 +48,7 @@ class Asked(NamedTuple):
     by_ids: bool
 
 
-class Given:
+class GivenParameters:
     """Parameters of a request from several places, and what each is called where it stands."""
 
     def __init__(self) -> None:
@@ -109,9 +109,11 @@ class Given:
         return GenerationOptions(model=model, **fields), names
 
 
-def read_generate(body: GenerateRequest, name: str, stream: bool, model: ServedModel) -> Asked:
+def read_generate(
+    body: GenerateRequest, name: str, stream: bool, model: ServedModel
+) -> ReadRequest:
     """A request by text. Raises InvalidRequest naming the field, or NotFound."""
-    given = Given()
+    given = GivenParameters()
     given.add(body)
     given.add_json(body.sampling_parameters, _SAMPLING)
     given.add(body.parameters, "parameters.")
@@ -147,11 +149,11 @@ def read_infer(
     own_id: str | None,
     stream: bool | None,
     model: ServedModel,
-) -> Asked:
+) -> ReadRequest:
     """A request by tensors: the prompt as text or ids, pictures, and parameters, which may also stand in `parameters`.
     Raises InvalidRequest naming the field, or NotFound.
     """
-    given = Given()
+    given = GivenParameters()
     by_name = {tensor.name: tensor for tensor in tensors}
     if len(by_name) != len(tensors):
         raise wrong("inputs", "must have different names")
@@ -176,7 +178,7 @@ def read_infer(
 
 
 def _asked(
-    given: Given,
+    given: GivenParameters,
     prompt: Prompt,
     name: str,
     own_id: str | None,
@@ -184,7 +186,7 @@ def _asked(
     model: ServedModel,
     *,
     by_ids: bool,
-) -> Asked:
+) -> ReadRequest:
     options, names = given.options(name, stream)
     if given.value("do_sample"):
         options.temperature = drawn(options.temperature, model)
@@ -194,7 +196,7 @@ def _asked(
     request.reply.details = given.value("details") is True
     if given.value("exclude_input_in_output") is False:
         request.reply.prompt_text = prompt.text()
-    return Asked(request, options, by_ids)
+    return ReadRequest(request, options, by_ids)
 
 
 def _prompt(
@@ -230,7 +232,7 @@ def _image(value: bytes, field: str) -> Part:
     return Part(media=read_image_bytes(value, field))
 
 
-def _add_parameter(given: Given, tensor: Tensor) -> None:
+def _add_parameter(given: GivenParameters, tensor: Tensor) -> None:
     field = f"inputs.{tensor.name[:64]}"
     if tensor.name not in Parameters.__struct_fields__:
         raise unsupported(field, "is not an input of this model: leave it out")

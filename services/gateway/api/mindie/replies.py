@@ -1,9 +1,9 @@
 """Replies of /infer, and errors as MindIE has them, {"error", "error_type"}."""
 
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from services.gateway.api.compact_json import compact
 from services.gateway.api.server_sent_events import EventStream
 from services.gateway.endings import end_name
 from services.gateway.following.answer import Answer, Outcome, Piece
@@ -81,4 +81,4 @@ def _error(error: ServingError) -> dict[str, str]:
 
 
 def _json(content: Any) -> bytes:
-    return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+    return compact(content).encode()

@@ -4,7 +4,7 @@ import re
 from typing import NamedTuple
 
 from services.gateway.api.ollama.schema import ChatBody, GeneratingBody, Options
-from services.gateway.decoding.bounds import whole, wrong
+from services.gateway.decoding.bounds import INT32_MAX, whole, wrong
 from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.constraint import Constraint
 from services.gateway.reading.fields.unsupported import is_off, unsupported
@@ -16,7 +16,6 @@ from shared.lora.modules import BASE
 # A model's name without a tag has this one.
 _TAG = ":latest"
 # Above the length of any model.
-_MOST = (1 << 31) - 1
 _NO_LIMIT = (-1, -2)  # without end; until the context is full
 # A duration as Go writes it, such as 5m, 1h30m or -1s; or seconds.
 _DURATION = re.compile(
@@ -66,7 +65,7 @@ def read_num_ctx(options: Options | None) -> int | None:
     """How much of the model's length is wanted, which may be more than all of it: clients name lengths of their own.
     Raises InvalidRequest."""
     given = None if options is None else options.num_ctx
-    return whole("options.num_ctx", given, 1, _MOST)
+    return whole("options.num_ctx", given, 1, INT32_MAX)
 
 
 def read_format(body: GeneratingBody) -> Constraint | None:
@@ -125,7 +124,7 @@ class _Penalties(NamedTuple):
 def _penalties(options: Options, model: ServedModel) -> _Penalties:
     """Raises InvalidRequest for penalties that count the last tokens alone."""
     name = "options.repeat_last_n"
-    last = whole(name, options.repeat_last_n, -1, _MOST)
+    last = whole(name, options.repeat_last_n, -1, INT32_MAX)
     asked = _Penalties(options.repeat_penalty, options.presence_penalty, options.frequency_penalty)
     if last == 0:
         return _Penalties(1.0, 0.0, 0.0)
@@ -143,7 +142,7 @@ def _penalties(options: Options, model: ServedModel) -> _Penalties:
 
 def _num_predict(options: Options, model: ServedModel) -> int | None:
     name = "options.num_predict"
-    count = whole(name, options.num_predict, min(_NO_LIMIT), _MOST)
+    count = whole(name, options.num_predict, min(_NO_LIMIT), INT32_MAX)
     if count == 0:
         raise wrong(name, "must be at least 1, or -1 for all that the model's length leaves")
     return None if count is None or count in _NO_LIMIT else min(count, model.max_model_len)

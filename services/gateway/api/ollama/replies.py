@@ -1,11 +1,10 @@
 """Ollama's replies: lines of JSON, or one object. A line is a pure fold over the log, but for the durations."""
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from json.encoder import encode_basestring
-from typing import Any
 
+from services.gateway.api.compact_json import compact
 from services.gateway.api.ollama.errors import error_body
 from services.gateway.api.token_scores import ScoreEntries
 from services.gateway.endings import FINISH_NAMES
@@ -46,7 +45,7 @@ class LineWriter:
         if fields or piece.logprobs:
             sent = OPEN if piece.ending is None else TEXT_SENT
             scores = self._entries.listed(piece.logprobs)
-            rest = f',"logprobs":{_compact(scores)},"done":false' if scores else ',"done":false'
+            rest = f',"logprobs":{compact(scores)},"done":false' if scores else ',"done":false'
             lines = self._line(piece, sent, fields or said("", self._is_chat), rest)
         elif self._ids is not None:
             self._ids.go_on(piece.choice, piece.count)
@@ -88,7 +87,7 @@ def loaded(name: str, unix_s: int, *, is_chat: bool) -> bytes:
 
 def envelope(name: str, unix_s: int) -> str:
     """The fields that every line begins with, without the closing brace."""
-    return _compact({"model": name, "created_at": timestamp(unix_s)})[:-1]
+    return compact({"model": name, "created_at": timestamp(unix_s)})[:-1]
 
 
 def timestamp(unix_s: int) -> str:
@@ -118,7 +117,7 @@ def last_fields(answer: Answer, tokens: int, ending: Ending) -> str:
         "prompt_eval_count": answer.prompt_tokens,
         "eval_count": tokens,
     }
-    return f",{_compact(fields)[1:-1]}"
+    return f",{compact(fields)[1:-1]}"
 
 
 def _durations(answer: Answer, ending: Ending) -> Mapping[str, int]:
@@ -134,7 +133,3 @@ def _durations(answer: Answer, ending: Ending) -> Mapping[str, int]:
         "prompt_eval_duration": max(0, round(prompt_s * _NS)),
         "eval_duration": round((timeline.decode_s or 0.0) * _NS),
     }
-
-
-def _compact(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

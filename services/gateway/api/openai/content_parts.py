@@ -1,6 +1,6 @@
 """The parts of a message's content."""
 
-from services.gateway.api.openai.schema import ContentPart, MediaUrl
+from services.gateway.api.openai.schema import ContentPart, MediaUrl, SentFile
 from services.gateway.decoding.bounds import number, wrong
 from services.gateway.reading.media.media import (
     check_item_name,
@@ -8,13 +8,14 @@ from services.gateway.reading.media.media import (
     named_video,
     path_url,
     read_image_url,
+    read_sent_file,
     read_video_url,
 )
 from tessera.preprocess.v1.preprocess_pb2 import Media, Part, Video
 
 _DETAILS = (None, "", "auto", "low", "high")
 _LONGEST_FRAME_S = 3600.0
-_TAKEN = ("text", "image_url", "video_url", "image", "video")
+_TAKEN = ("text", "image_url", "video_url", "image", "video", "file")
 _NOT_TAKEN = ("audio",)
 # What other APIs send, and what to send here.
 _AS_TEXT = 'send it as {"type": "text", "text": ...}'
@@ -25,10 +26,10 @@ _AS_VIDEO = (
     'send it as {"type": "video_url", "video_url": {"url": ...}}, with a data: or http(s) URL'
 )
 _NO_AUDIO = "this server takes no sound"
-_NO_FILES = "this server takes no files but images and videos"
+_AS_FILE = 'send an image as {"type": "file", "file": {"file_id": ...}}'
 _INSTEAD = {
     "input_image": _AS_IMAGE, "input_video": _AS_VIDEO,
-    "audio": _NO_AUDIO, "audio_url": _NO_AUDIO, "input_audio": _NO_AUDIO, "file": _NO_FILES, "input_file": _NO_FILES,
+    "audio": _NO_AUDIO, "audio_url": _NO_AUDIO, "input_audio": _NO_AUDIO, "input_file": _AS_FILE,
     "input_text": _AS_TEXT, "output_text": _AS_TEXT, "refusal": _AS_TEXT,
 }  # fmt: skip
 
@@ -54,6 +55,8 @@ def read_part(part: ContentPart, path: str) -> Part:
             return Part(media=_image(_named(part.image), f"{path}.image", part.uuid))
         case "video":
             return Part(video=_video(_named(part.video), f"{path}.video", part.uuid))
+        case "file":
+            return Part(media=_file(part.file, f"{path}.file"))
         case _:
             raise wrong(
                 f"{path}.type",
@@ -91,6 +94,16 @@ def _image(value: str | MediaUrl | None, path: str, uuid: str | None) -> Media:
     if isinstance(value, MediaUrl) and value.detail not in _DETAILS:
         raise wrong(f"{path}.detail", "must be auto, low or high")
     return read_image_url(_url(value, path), path)
+
+
+def _file(value: SentFile | None, path: str) -> Media:
+    if value is None:
+        raise wrong(path, "is missing")
+    if value.file_data is None:
+        return read_sent_file(value.file_id, f"{path}.file_id")
+    if value.file_id is not None:
+        raise wrong(f"{path}.file_id", "cannot be combined with file_data: send one of them")
+    return read_image_url(value.file_data, f"{path}.file_data")
 
 
 def _video(value: str | MediaUrl | None, path: str, uuid: str | None) -> Video:

@@ -88,7 +88,7 @@ def _endpoint(parts: Parts) -> OpenAiEndpoint:
         Vectors(parts.pooling),
         Scores(parts.pooling),
         Models(parts.model, parts.served_parts),
-        Tokenizing(parts.model, parts.pool, parts.body_limits, parts.slices),
+        Tokenizing(parts.model, parts.pool, parts.sent_files, parts.body_limits, parts.slices),
     )
 
 

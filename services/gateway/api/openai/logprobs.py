@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from json.encoder import encode_basestring
 
+from services.gateway.api.token_scores import piece_of
 from services.gateway.following.logprobs import Scores, TokenLogprob
 from shared.text.text_fold import TokenBytes
 
@@ -87,7 +88,7 @@ class LogprobsWriter:
     def _top_entry(self, token: int, value: float) -> str:
         spelled = self._bytes.get(token)
         if spelled is None:
-            spelled = self._bytes[token] = _byte_list(_piece(self._shown, token))
+            spelled = self._bytes[token] = _byte_list(piece_of(self._shown, token))
         return f'{{"token":{self._name(token)},"logprob":{_number(value)},"bytes":{spelled}}}'
 
     def _top(self, entry: TokenLogprob) -> str:
@@ -101,7 +102,7 @@ class LogprobsWriter:
     def _prompt_entry(self, token: int, value: float, rank: int | None) -> str:
         spelled = self._decoded.get(token)
         if spelled is None:
-            text = _piece(self._pieces, token).decode("utf-8", "replace")
+            text = piece_of(self._pieces, token).decode("utf-8", "replace")
             spelled = self._decoded[token] = encode_basestring(text)
         place = "null" if rank is None else rank
         return f'"{token}":{{"logprob":{_number(value)},"rank":{place},"decoded_token":{spelled}}}'
@@ -118,7 +119,7 @@ class LogprobsWriter:
         """A token's text. Parts of characters are written as OpenAI writes them, so that different
         tokens have different names.
         """
-        piece = _piece(self._pieces, token)
+        piece = piece_of(self._pieces, token)
         try:
             return piece.decode()
         except UnicodeDecodeError:
@@ -130,10 +131,6 @@ def joined(items: Sequence[str]) -> Iterator[str]:
     """Items of a JSON list, in pieces."""
     for start in range(0, len(items), _JOINED):
         yield f"{',' if start else ''}{','.join(items[start : start + _JOINED])}"
-
-
-def _piece(pieces: Sequence[bytes], token: int) -> bytes:
-    return pieces[token] if 0 <= token < len(pieces) else b""
 
 
 def _byte_list(data: bytes) -> str:

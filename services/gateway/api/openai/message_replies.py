@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from json.encoder import encode_basestring
 from typing import Any
 
-from services.gateway.api.openai.replies import ReplyWriter, compact
+from services.gateway.api.compact_json import compact
+from services.gateway.api.openai.replies import ReplyWriter
 from services.gateway.api.openai.usage import Total
 from services.gateway.following.answer import Answer, Piece
 from services.gateway.following.answer_fold import MessagePiece

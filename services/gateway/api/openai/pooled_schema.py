@@ -104,6 +104,9 @@ class ScoreRequest(TextPairFields, kw_only=True):
         about("one text, or as many as `documents`"),
     ] = None
     documents: Annotated[str | list[str] | None, about("texts that are scored")] = None
+    items: Annotated[str | list[str] | None, about("another name of `documents`")] = None
+    data_1: Annotated[str | list[str] | None, about("beside `data_2` as `queries`")] = None
+    data_2: Annotated[str | list[str] | None, about("as `documents`")] = None
     text_1: Annotated[str | list[str] | None, about("the older name of `queries`")] = None
     text_2: Annotated[str | list[str] | None, about("the older name of `documents`")] = None
 
@@ -121,5 +124,5 @@ class RerankRequest(TextPairFields, kw_only=True):
     documents: Annotated[
         list[str | TextDocument] | None, about('texts that are scored; one may be `{"text": ...}`')
     ] = None
-    top_n: Annotated[Whole | None, about("how many come back", "all")] = None
+    top_n: Annotated[Whole | None, about("how many come back; 0 is all", "all")] = None
     return_documents: Annotated[bool | None, about("whether with their texts", "true")] = None

@@ -5,11 +5,10 @@ Where resuming was asked for, every event carries an id (`event_id.py`) from whi
 resumed: what follows is a pure fold over the logs. Without ids an event is its data alone.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from json.encoder import encode_basestring
-from typing import Any
 
+from services.gateway.api.compact_json import compact
 from services.gateway.api.error_object import error_body
 from services.gateway.api.openai.logprobs import LogprobsWriter
 from services.gateway.api.openai.usage import Total, usage_object
@@ -29,7 +28,6 @@ from tessera.common.v1.ending_pb2 import Ending
 from tessera.scheduler.v1.queue_pb2 import ReplyKind, RequestSpec
 
 # `json.dumps` makes one for each call.
-_COMPACT = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 # Token ids that are written at once.
 _IDS = 4096
 _DONE = b"data: [DONE]\n\n"
@@ -271,8 +269,3 @@ def envelope(head: RequestSpec, *, stream: bool) -> str:
         "model": head.model,
     }
     return compact(fields)[:-1]
-
-
-def compact(value: Any) -> str:
-    """As JSON without blanks."""
-    return _COMPACT.encode(value)

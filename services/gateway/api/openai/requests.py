@@ -94,6 +94,8 @@ def media_urls(body: HasMessages) -> Iterator[str]:
                 url = value.url if isinstance(value, MediaUrl) else value
                 if url is not None:
                     yield url
+            if part.file is not None and part.file.file_data is not None:
+                yield part.file.file_data
 
 
 def completion_media_urls(body: CompletionRequest) -> Iterator[str]:

@@ -38,13 +38,22 @@ class MediaUrl(_Repeated):
     ] = None
 
 
+class SentFile(_Repeated):
+    """A file, which is taken where it is an image."""
+
+    file_id: Annotated[str | None, about("one that was sent to /v1/files")] = None
+    file_data: Annotated[str | None, about("a data: URL")] = None
+    filename: Annotated[str | None, about("without effect")] = None
+
+
 class ContentPart(_Repeated):
     """One part of a message: the field that `type` names is read, without it the one that there is."""
 
-    type: Annotated[str | None, about("text, image_url, video_url, image or video")] = None
+    type: Annotated[str | None, about("text, image_url, video_url, image, video or file")] = None
     text: Annotated[str | None, about("a text")] = None
     image_url: Annotated[str | MediaUrl | None, about("an image, by its URL")] = None
     video_url: Annotated[str | MediaUrl | None, about("a video, by its URL")] = None
+    file: Annotated[SentFile | None, about("an image, as a file")] = None
     # MindIE's.
     image: Annotated[str | None, about("an image, by a URL or the path of a file")] = None
     video: Annotated[str | None, about("a video, by a URL or the path of a file")] = None

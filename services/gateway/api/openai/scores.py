@@ -21,6 +21,13 @@ from services.gateway.reading.pooling.scored_texts import (
 )
 
 _SCORES, _RERANKS = "score-", "rerank-"
+# Names of what is scored and by what, as vLLM has them.
+_PAIRS = (
+    ("queries", "documents"),
+    ("queries", "items"),
+    ("data_1", "data_2"),
+    ("text_1", "text_2"),
+)
 
 
 class Scores:
@@ -52,7 +59,7 @@ class Scores:
     def _read_rerank(self, exchange: Exchange, body: bytes) -> PooledBody:
         content = decode(body, RerankRequest)
         texts = _rerank_texts(content)
-        top_n = whole("top_n", content.top_n, 1, 1 << 31)
+        top_n = whole("top_n", content.top_n, 0, 1 << 31) or None
         asked = self._asked(content, texts)
 
         def write(request_id: str, found: Sequence[PooledPrompt]) -> Iterator[str]:
@@ -75,12 +82,15 @@ class Scores:
 
 def _score_texts(content: ScoreRequest) -> Texts:
     """Raises InvalidRequest naming the field."""
-    newer = content.queries is not None or content.documents is not None
-    if not newer:
-        return read_texts(content.text_1, content.text_2, "text_1", "text_2")
-    if content.text_1 is not None or content.text_2 is not None:
-        raise wrong("text_1", "is the older name of queries: leave text_1 and text_2 out")
-    return read_texts(content.queries, content.documents, "queries", "documents")
+    names = dict.fromkeys(name for pair in _PAIRS for name in pair)
+    given = [name for name in names if getattr(content, name) is not None]
+    for queries, documents in _PAIRS:
+        if {*given} <= {queries, documents}:
+            return read_texts(
+                getattr(content, queries), getattr(content, documents), queries, documents
+            )
+    pairs = ", ".join(f"{queries} and {documents}" for queries, documents in _PAIRS)
+    raise wrong(given[-1], f"cannot be combined with {given[0]}: send one pair of {pairs}")
 
 
 def _rerank_texts(content: RerankRequest) -> Texts:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from services.gateway.admission.caller import Caller, tenant_of
 from services.gateway.admission.preprocess_pool import PreprocessPool
+from services.gateway.admission.sent_files import SentFiles
 from services.gateway.api.openai.requests import read_conversation
 from services.gateway.api.openai.schema import (
     DetokenizeReply,
@@ -24,7 +25,6 @@ from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.calls.tools import read_tools, refuse_tools
 from services.gateway.reading.fields.unsupported import is_off, refuse_unsupported
 from services.gateway.reading.generation import check_model, read_window
-from services.gateway.reading.media.data_urls import serialized
 from services.gateway.reading.media.media_options import read_media_options
 from services.gateway.reading.short_prompts import is_short
 from services.gateway.slices import Slices
@@ -50,11 +50,17 @@ class Tokenizing:
     """The handlers that turn text into tokens and back."""
 
     def __init__(
-        self, model: ServedModel, pool: PreprocessPool, body_limits: BodyLimits, slices: Slices
+        self,
+        model: ServedModel,
+        pool: PreprocessPool,
+        sent_files: SentFiles,
+        body_limits: BodyLimits,
+        slices: Slices,
     ) -> None:
         self._slices = slices
         self._model = model
         self._pool = pool
+        self._sent_files = sent_files
         self._body_limits = body_limits
 
     async def tokenize(self, exchange: Exchange, caller: Caller) -> None:
@@ -64,8 +70,11 @@ class Tokenizing:
         prepare.request_id = caller.request_id
         prepare.tenant = tenant_of(caller, "")
         async with exchange.while_connected():
-            prompt = prepare if asked.is_short else await serialized(prepare)
-            prepared = await self._pool.prepare(prompt)
+            if asked.is_short:
+                prepared = await self._pool.prepare(prepare)
+            else:
+                async with self._sent_files.serialized(prepare, caller) as prompt:
+                    prepared = await self._pool.prepare(prompt)
             ids = np.frombuffer(prepared.token_ids, "<i4")
             if prepared.mindie_ids:
                 ids = np.frombuffer(prepared.mindie_ids, "<i8")

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from json.encoder import encode_basestring
 
+from services.gateway.api.compact_json import compact
 from services.gateway.api.openai.logprobs import LogprobsWriter
 from services.gateway.api.openai.message_replies import CALLS_TOOLS
 from services.gateway.api.openai.replies import (
-    compact,
     echoed,
     envelope,
     id_list,

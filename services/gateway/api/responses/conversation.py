@@ -8,20 +8,22 @@ from services.gateway.api.responses.schema import ContentPart, Item
 from services.gateway.decoding.bounds import at_most, text, wrong
 from services.gateway.decoding.list_limits import LONGEST_TOOL_NAME, MOST_MESSAGES, MOST_PARTS
 from services.gateway.reading.calls.earlier import Called, read_call_id, read_calls
-from services.gateway.reading.fields.unsupported import is_off
-from services.gateway.reading.media.media import read_image_url
+from services.gateway.reading.media.media import read_image_url, read_sent_file
 from shared.prompts.roles import for_older_templates
 from tessera.preprocess.v1.preprocess_pb2 import Conversation, Media, Message
 
 _ROLES = ("user", "assistant", "system", "developer")
 _DETAILS = (None, "auto", "low", "high", "original")
 _TYPES = ("message", "function_call", "function_call_output", "reasoning")
-_SPOKEN = ("input_text", "input_image")
+_SPOKEN = ("input_text", "input_image", "input_file")
+_PICTURES = ("input_image", "input_file")
 _SAID = ("output_text", "refusal", "input_text")
 _LONGEST_ID = 256
 _HINTS = {
-    "item_reference": "this server keeps no responses: send the item itself",
-    "input_file": "this server takes no files but images",
+    "item_reference": (
+        "items are named by id in the list `input` alone, where the server keeps responses"
+        " (--response-keep): send the item itself"
+    ),
     "input_audio": "this server takes no sound",
 }
 
@@ -128,7 +130,7 @@ def _fill(
             kind = part.type or ""
             hint = f": {_HINTS[kind]}" if kind in _HINTS else ""
             raise wrong(f"{at}.type", f"must be one of {', '.join(kinds)}, not {kind[:32]!r}{hint}")
-        if part.type == "input_image":
+        if part.type in _PICTURES:
             into.content.add(media=_picture(part, at))
             continue
         said = part.refusal if part.type == "refusal" else part.text
@@ -138,17 +140,17 @@ def _fill(
 
 
 def _picture(part: ContentPart, path: str) -> Media:
-    if not is_off(part.file_id):
-        raise wrong(
-            f"{path}.file_id",
-            "names a file, and this server keeps none: send `image_url`",
-            "UNSUPPORTED_PARAMETER",
-        )
+    """A file is taken where it is a picture."""
     if part.detail not in _DETAILS:
         raise wrong(f"{path}.detail", "must be auto, low, high or original")
-    if part.image_url is None:
-        raise wrong(f"{path}.image_url", "is missing")
-    return read_image_url(part.image_url, f"{path}.image_url")
+    names = ("image_url",) if part.type == "input_image" else ("file_data", "file_url")
+    given = [name for name in (*names, "file_id") if getattr(part, name) is not None]
+    if not given:
+        raise wrong(f"{path}.{names[0]}", "is missing")
+    if len(given) > 1:
+        raise wrong(f"{path}.{given[1]}", f"cannot be combined with {given[0]}: send one of them")
+    field, value = f"{path}.{given[0]}", getattr(part, given[0])
+    return read_sent_file(value, field) if given[0] == "file_id" else read_image_url(value, field)
 
 
 def _called(item: Item, path: str) -> Called:

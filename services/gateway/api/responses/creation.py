@@ -6,8 +6,8 @@ from functools import partial
 
 from services.gateway.admission.caller import Caller, tenant_of
 from services.gateway.admission.request_options import RequestOptions
+from services.gateway.api.compact_json import compact
 from services.gateway.api.generating import Generating
-from services.gateway.api.part_stream import compact
 from services.gateway.api.responses.events import ResponseWriter, ended_response
 from services.gateway.api.responses.kept import KeptResponses
 from services.gateway.api.responses.references import merge_resolved, refers, resolved

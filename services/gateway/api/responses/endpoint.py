@@ -74,7 +74,7 @@ def _endpoint(parts: Parts) -> ResponsesEndpoint:
         parts.timings.sweep_s,
         parts.body_limits.most_bytes,
     )
-    counting = CountInput(parts.generating, kept, parts.pool, parts.body_limits)
+    counting = CountInput(parts.generating, kept, parts.pool, parts.sent_files, parts.body_limits)
     return ResponsesEndpoint(parts.generating, kept, Responses(kept, parts.resumption), counting)
 
 

@@ -9,9 +9,7 @@ from services.gateway.api.responses.errors import error_value, failure_value
 from services.gateway.api.responses.response import (
     COMPLETED,
     IN_PROGRESS,
-    content_part,
-    item,
-    item_id,
+    ItemForms,
     response_object,
     status_of,
     usage_object,
@@ -40,6 +38,7 @@ class ResponseWriter(PartStream):
         self.ping = COMMENT_BESIDE_IDS if with_ids else COMMENT
         self.after_ping = b"" if with_ids else AFTER_COMMENT
         self._head = answer.head
+        self._forms = ItemForms(answer.head)
         self._entries = ScoreEntries(
             answer.table, skips_special=answer.head.reply.skip_special_tokens
         )
@@ -57,24 +56,28 @@ class ResponseWriter(PartStream):
     def part_events(self, step: Step, part: Part, text: str) -> Sequence[Event]:
         """An item begins, grows, ends; one that is no call has one part of content."""
         place = {"output_index": part.index}
-        named = {"item_id": item_id(self._head, part), **place}
-        within = named if part.kind is PartKind.CALL else {**named, "content_index": 0}
+        within: dict[str, Any] = {"item_id": self._forms.id(part), **place}
+        growing, held = _GROWING[part.kind], "response.content_part"
+        if part.kind is PartKind.REASONING and self._forms.is_summary:
+            growing, held = "response.reasoning_summary_text", "response.reasoning_summary_part"
+            within["summary_index"] = 0
+        elif part.kind is not PartKind.CALL:
+            within["content_index"] = 0
         if step is Step.GROWS:
-            return (Event(f"{_GROWING[part.kind]}.delta", within, part, text),)
+            return (Event(f"{growing}.delta", within, part, text),)
         is_begun = step is Step.BEGINS
         whole = "" if is_begun else part.text
         scores = [] if is_begun else self._entries.listed(part.logprobs)
-        one = item(self._head, part, whole, is_begun=is_begun, logprobs=scores)
+        one = self._forms.item(part, whole, is_begun=is_begun, logprobs=scores)
         shown = {**place, "item": one}
         if is_begun:
             events = [Event("response.output_item.added", shown)]
         else:
-            events = [
-                Event(f"{_GROWING[part.kind]}.done", {**within, **_done(part, whole, scores)})
-            ]
+            events = [Event(f"{growing}.done", {**within, **_done(part, whole, scores)})]
         if part.kind is not PartKind.CALL:
-            name = f"response.content_part.{'added' if is_begun else 'done'}"
-            events.append(Event(name, {**within, "part": content_part(part, whole, scores)}))
+            name = f"{held}.{'added' if is_begun else 'done'}"
+            shown_part = self._forms.content_part(part, whole, scores)
+            events.append(Event(name, {**within, "part": shown_part}))
         if not is_begun:
             events.append(Event("response.output_item.done", shown))
         return events
@@ -83,7 +86,7 @@ class ResponseWriter(PartStream):
         """The whole response."""
         listed = self._entries.listed
         output = [
-            item(self._head, part, part.text, is_begun=False, logprobs=listed(part.logprobs))
+            self._forms.item(part, part.text, is_begun=False, logprobs=listed(part.logprobs))
             for part in self.parts.parts
         ]
         usage = usage_object(self.answer, self.tokens, self.reasoning_tokens)

@@ -2,7 +2,7 @@
 
 from services.gateway.admission.caller import Caller, tenant_of
 from services.gateway.admission.resume import Resumption
-from services.gateway.api.part_stream import compact
+from services.gateway.api.compact_json import compact
 from services.gateway.api.responses.events import ResponseWriter
 from services.gateway.api.responses.input_items import page_of_items
 from services.gateway.api.responses.kept import KeptResponses

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from services.gateway.api.part_stream import compact
+from services.gateway.api.compact_json import compact
 from services.gateway.decoding.bounds import whole, wrong
 
 _MOST = 100

@@ -4,13 +4,13 @@ from functools import partial
 
 from services.gateway.admission.caller import Caller, tenant_of
 from services.gateway.admission.preprocess_pool import PreprocessPool
+from services.gateway.admission.sent_files import SentFiles
 from services.gateway.api.generating import Generating
 from services.gateway.api.responses.creation import Creation
 from services.gateway.api.responses.kept import KeptResponses
 from services.gateway.api.responses.schema import InputTokens
 from services.gateway.decoding.decode import off_loop
 from services.gateway.http.exchange import BodyLimits, Exchange
-from services.gateway.reading.media.data_urls import serialized
 
 
 class CountInput:
@@ -21,11 +21,13 @@ class CountInput:
         generating: Generating,
         kept: KeptResponses,
         pool: PreprocessPool,
+        sent_files: SentFiles,
         body_limits: BodyLimits,
     ) -> None:
         self._generating = generating
         self._kept = kept
         self._pool = pool
+        self._sent_files = sent_files
         self._body_limits = body_limits
 
     async def count(self, exchange: Exchange, caller: Caller) -> None:
@@ -41,8 +43,12 @@ class CountInput:
         prepare.request_id = caller.request_id
         prepare.tenant = tenant_of(caller, request.user)
         async with exchange.while_connected():
-            short = request.has_short_prompt
-            prompt = prepare if short else await serialized(prepare, request.inline_media)
-            exchange.release_body()
-            prepared = await self._pool.prepare(prompt)
+            if request.has_short_prompt:
+                exchange.release_body()
+                prepared = await self._pool.prepare(prepare)
+            else:
+                inline = request.inline_media
+                async with self._sent_files.serialized(prepare, caller, inline) as prompt:
+                    exchange.release_body()
+                    prepared = await self._pool.prepare(prompt)
             await exchange.reply(InputTokens(input_tokens=len(prepared.token_ids) // 4))

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from services.gateway.admission.resume import Resumption
-from services.gateway.api.part_stream import compact
+from services.gateway.api.compact_json import compact
 from services.gateway.api.responses.errors import failure_value
 from services.gateway.api.responses.events import ended_response
 from services.gateway.api.responses.response import (

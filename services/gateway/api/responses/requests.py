@@ -4,15 +4,16 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from services.gateway.api.compact_json import compact
 from services.gateway.api.responses.conversation import read_items
 from services.gateway.api.responses.schema import Item, ResponseBody, TextConfig
-from services.gateway.api.responses.tools import Asked, loaded, read_tools
+from services.gateway.api.responses.tools import ReadTools, loaded, read_tools
 from services.gateway.decoding.bounds import at_most, text, whole, wrong
 from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.calls.divided import divided
 from services.gateway.reading.calls.tools import EFFORTS
 from services.gateway.reading.constraint import Constraint
-from services.gateway.reading.fields.unsupported import unsupported
+from services.gateway.reading.fields.unsupported import is_off, unsupported
 from services.gateway.reading.generation import conversation_prompt, read_generation
 from services.gateway.reading.options import GenerationOptions
 from services.gateway.reading.structured.spellings import any_object, checked
@@ -38,6 +39,13 @@ _INCLUDED = (
 )
 _LOGPROBS = "message.output_text.logprobs"
 _TRUNCATIONS = ("auto", "disabled")
+# What is said of fields that ask for what is not offered.
+_REFUSED: Mapping[str, str] = {
+    "conversation": "names one, and this server keeps responses alone: send `previous_response_id`",
+    "prompt": "names a template, and this server keeps none: send `instructions` and `input`",
+    "context_management": 'asks for a summary: leave it out; `truncation: "auto"` leaves out the oldest turns',
+    "moderation": "is not offered: leave it out",
+}
 _KIND = ReplyKind.REPLY_KIND_RESPONSE
 
 
@@ -75,11 +83,15 @@ def media_urls(body: ResponseBody) -> Iterator[str]:
     for item in body.input if isinstance(body.input, list) else ():
         for parts in (item.content, item.output):
             for part in parts if isinstance(parts, list) else ():
-                if part.image_url is not None:
-                    yield part.image_url
+                for url in (part.image_url, part.file_data, part.file_url):
+                    if url is not None:
+                        yield url
 
 
 def _check(body: ResponseBody) -> None:
+    for name, message in _REFUSED.items():
+        if not is_off(getattr(body, name), []):
+            raise unsupported(name, message)
     for name in body.include or ():
         if name not in (*_INCLUDED, _LOGPROBS):
             raise unsupported(
@@ -191,7 +203,7 @@ def _form(config: TextConfig | None) -> Constraint | None:
             raise wrong(f"{path}.type", "must be one of text, json_object, json_schema")
 
 
-def _repeated(body: ResponseBody, asked: Asked) -> str:
+def _repeated(body: ResponseBody, asked: ReadTools) -> str:
     """What the reply says of its request."""
     form: dict[str, Any] = {"type": "text"}
     text_config, reasoning = body.text or TextConfig(), body.reasoning
@@ -228,4 +240,4 @@ def _repeated(body: ResponseBody, asked: Asked) -> str:
         "truncation": body.truncation or "disabled",
         "user": body.user,
     }
-    return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+    return compact(content)

@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from services.gateway.api.compact_json import compact
 from services.gateway.api.part_list import Part, PartKind, parts_of
-from services.gateway.api.part_stream import compact
 from services.gateway.following.answer import Answer, Outcome
 from services.gateway.following.message import call_id
 from tessera.common.v1.ending_pb2 import Ending, FinishReason
@@ -56,7 +56,8 @@ def status_of(ending: Ending) -> str:
 def whole_response(answer: Answer, outcome: Outcome) -> dict[str, Any]:
     """The response to an answer that has ended."""
     parts = parts_of(outcome, ended_itself=outcome.ending.reason == _STOP)
-    output = [item(answer.head, part, part.text, is_begun=False) for part in parts]
+    forms = ItemForms(answer.head)
+    output = [forms.item(part, part.text, is_begun=False) for part in parts]
     usage = usage_object(answer, outcome.tokens, answer.reasoning_tokens)
     return response_object(answer.head, status_of(outcome.ending), output, usage)
 
@@ -91,36 +92,43 @@ def _written_item(one: Mapping[str, Any]) -> Iterator[str]:
     yield behind
 
 
-def item_id(head: RequestSpec, part: Part) -> str:
-    """The name of an item: the same at every gateway."""
-    return f"{_PREFIXES[part.kind]}_{head.request_id}_{part.index}"
+class ItemForms:
+    """How the items of one response are written."""
 
+    def __init__(self, head: RequestSpec) -> None:
+        self._head = head
+        # Clients that ask for a summary read thoughts there, and nowhere else.
+        self.is_summary = json.loads(head.reply.endpoint_json)["reasoning"]["summary"] is not None
 
-def item(
-    head: RequestSpec, part: Part, text: str, *, is_begun: bool, logprobs: Sequence[Any] = ()
-) -> dict[str, Any]:
-    """An item of the output: one that begins, or one that has ended with so much text. `logprobs`: of a message."""
-    status = COMPLETED if part.is_whole else INCOMPLETE
-    fields = {"id": item_id(head, part), "status": IN_PROGRESS if is_begun else status}
-    if part.kind is PartKind.CALL:
-        return {
-            **fields,
-            "type": "function_call",
-            "call_id": call_id(head.request_id, 0, part.call),
-            "name": part.name,
-            "arguments": text,
-        }
-    content = [] if is_begun else [content_part(part, text, logprobs)]
-    if part.kind is PartKind.REASONING:
-        return {**fields, "type": "reasoning", "summary": [], "content": content}
-    return {**fields, "type": "message", "role": "assistant", "content": content}
+    def id(self, part: Part) -> str:
+        """The name of an item: the same at every gateway."""
+        return f"{_PREFIXES[part.kind]}_{self._head.request_id}_{part.index}"
 
+    def item(
+        self, part: Part, text: str, *, is_begun: bool, logprobs: Sequence[Any] = ()
+    ) -> dict[str, Any]:
+        """An item of the output: one that begins, or one that has ended with so much text. `logprobs`: of a message."""
+        status = COMPLETED if part.is_whole else INCOMPLETE
+        fields = {"id": self.id(part), "status": IN_PROGRESS if is_begun else status}
+        if part.kind is PartKind.CALL:
+            return {
+                **fields,
+                "type": "function_call",
+                "call_id": call_id(self._head.request_id, 0, part.call),
+                "name": part.name,
+                "arguments": text,
+            }
+        held = [] if is_begun else [self.content_part(part, text, logprobs)]
+        if part.kind is PartKind.TEXT:
+            return {**fields, "type": "message", "role": "assistant", "content": held}
+        summary, content = (held, []) if self.is_summary else ([], held)
+        return {**fields, "type": "reasoning", "summary": summary, "content": content}
 
-def content_part(part: Part, text: str, logprobs: Sequence[Any] = ()) -> dict[str, Any]:
-    """What a message or a thought holds."""
-    if part.kind is PartKind.REASONING:
-        return {"type": "reasoning_text", "text": text}
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+    def content_part(self, part: Part, text: str, logprobs: Sequence[Any] = ()) -> dict[str, Any]:
+        """What a message or a thought holds."""
+        if part.kind is PartKind.REASONING:
+            return {"type": "summary_text" if self.is_summary else "reasoning_text", "text": text}
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
 def usage_object(answer: Answer, tokens: int, reasoning: int) -> dict[str, Any]:

@@ -23,7 +23,7 @@ class ContentPart(_Body):
     type: Annotated[
         str | None,
         about(
-            "input_text, input_image, output_text or refusal; in reasoning summary_text or reasoning_text"
+            "input_text, input_image, input_file, output_text or refusal; in reasoning summary_text or reasoning_text"
         ),
     ] = None
     text: Annotated[str | None, about("a text")] = None
@@ -33,8 +33,11 @@ class ContentPart(_Body):
     # Of what a response said; without effect.
     annotations: Annotated[msgspec.Raw, about("of what a response said; without effect")] = _NONE
     logprobs: Annotated[msgspec.Raw, about("of what a response said; without effect")] = _NONE
-    # Taken with null alone.
-    file_id: Refused = _NONE
+    # Of input_file, and of input_image the first one.
+    file_id: Annotated[str | None, about("an image that was sent to /v1/files")] = None
+    file_data: Annotated[str | None, about("an image as a data: URL")] = None
+    file_url: Annotated[str | None, about("an image's data:, http:, https: or file: URL")] = None
+    filename: Annotated[str | None, about("of a file; without effect")] = None
 
 
 class Item(_Body):
@@ -78,7 +81,7 @@ class Reasoning(_Body):
         about("none, minimal, low, medium, high or xhigh, for the chat template", "the template's"),
     ] = None
     summary: Annotated[
-        str | None, about("auto, concise or detailed; without effect: thoughts are given whole")
+        str | None, about("auto, concise or detailed: thoughts are given whole as the summary")
     ] = None
 
 
@@ -135,8 +138,9 @@ class ResponseBody(_Body):
         str | list[Item] | None,
         about(
             "a text, or items: messages (`role` user, assistant, system or developer; a text, or parts `input_text`,"
-            " `input_image` with an `image_url`, `output_text`, `refusal`), `function_call`, `function_call_output` (a"
-            " text or such parts), `reasoning`, `item_reference` to an item of a kept response",
+            " `input_image` with an `image_url` or `file_id`, `input_file` of an image with `file_id`, `file_data` or"
+            " `file_url`, `output_text`, `refusal`), `function_call`, `function_call_output` (a text or such parts),"
+            " `reasoning`, `item_reference` to an item of a kept response",
             example="What is there?",
         ),
     ] = None
@@ -177,8 +181,8 @@ class ResponseBody(_Body):
     tools: Annotated[
         msgspec.Raw,
         about(
-            "functions (`name`, `description`, `parameters`, `strict`). Tools of other types, which OpenAI would run,"
-            " are repeated in the response, and the model is not told of them",
+            "functions (`name`, `description`, `parameters`, `strict`). Tools of other types, those that OpenAI would"
+            " run and `custom` ones, are repeated in the response, and the model is not told of them",
             "none",
         ),
     ] = _NONE
@@ -196,7 +200,8 @@ class ResponseBody(_Body):
     reasoning: Annotated[
         Reasoning | None,
         about(
-            "`effort` as `reasoning_effort` of chats; thoughts are given whole, whatever `summary` says"
+            "`effort` as `reasoning_effort` of chats; with `summary` (`auto`, `concise`, `detailed`) thoughts are given"
+            " whole as the summary"
         ),
     ] = None
     text: Annotated[
@@ -255,6 +260,12 @@ class ResponseBody(_Body):
     priority: Whole | None = None
     timeout: float | None = None
     cache_salt: str | None = None
+    # Without effect, as what goes before them; and those that are taken where they ask for nothing.
+    prompt_cache_options: Annotated[msgspec.Raw, about("accepted, without effect")] = _NONE
+    conversation: Refused = _NONE
+    prompt: Refused = _NONE
+    context_management: Refused = _NONE
+    moderation: Refused = _NONE
 
 
 class InputTokens(msgspec.Struct, kw_only=True):

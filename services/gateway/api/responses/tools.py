@@ -6,12 +6,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from services.gateway.decoding.bounds import text, wrong
+from services.gateway.decoding.bounds import text, wrong, wrong_type
 from services.gateway.decoding.list_limits import LONGEST_TOOL_NAME, LONGEST_TOOLS
 from services.gateway.model.output_forms import OutputForms
 from services.gateway.reading.calls.tools import Tools, offered
 from services.gateway.reading.fields.unsupported import unsupported
-from shared.errors import InvalidRequest
 
 _FIELDS = frozenset({"type", "name", "description", "parameters", "strict"})
 _MODES = ("auto", "none", "required")
@@ -19,7 +18,7 @@ _MODES = ("auto", "none", "required")
 Function = Mapping[str, Any]
 
 
-class Asked(NamedTuple):
+class ReadTools(NamedTuple):
     """What the model is told of, and what the reply repeats."""
 
     tools: Tools
@@ -27,7 +26,7 @@ class Asked(NamedTuple):
     choice: Any
 
 
-def read_tools(raw: msgspec.Raw, raw_choice: msgspec.Raw, forms: OutputForms) -> Asked:
+def read_tools(raw: msgspec.Raw, raw_choice: msgspec.Raw, forms: OutputForms) -> ReadTools:
     """The functions among the tools; the model is not told of others, which a server would have to run. Raises
     InvalidRequest naming the field.
     """
@@ -42,7 +41,9 @@ def read_tools(raw: msgspec.Raw, raw_choice: msgspec.Raw, forms: OutputForms) ->
     choice = loaded("tool_choice", raw_choice)
     mode, shown = _read_choice(choice, functions)
     found = [{"type": "function", "function": function} for function in shown]
-    return Asked(offered(found, mode, forms), listed or [], "auto" if choice is None else choice)
+    return ReadTools(
+        offered(found, mode, forms), listed or [], "auto" if choice is None else choice
+    )
 
 
 def _is_function(tool: Any, path: str) -> bool:
@@ -54,14 +55,14 @@ def _is_function(tool: Any, path: str) -> bool:
 def _function(tool: Mapping[str, Any], path: str) -> Function:
     name, about, parameters, strict = map(tool.get, ("name", "description", "parameters", "strict"))
     if not isinstance(name, str) or not name:
-        raise _wrong_type(f"{path}.name", "a string of at least one character")
+        raise wrong_type(f"{path}.name", "a string of at least one character")
     text(f"{path}.name", name, LONGEST_TOOL_NAME)
     if not isinstance(about, str | None):
-        raise _wrong_type(f"{path}.description", "a string")
+        raise wrong_type(f"{path}.description", "a string")
     if not isinstance(parameters, dict | None):
-        raise _wrong_type(f"{path}.parameters", "an object: a JSON schema")
+        raise wrong_type(f"{path}.parameters", "an object: a JSON schema")
     if not isinstance(strict, bool | None):
-        raise _wrong_type(f"{path}.strict", "true or false")
+        raise wrong_type(f"{path}.strict", "true or false")
     for field, value in tool.items():
         if field not in _FIELDS and value not in (None, False):
             raise unsupported(f"{path}.{field[:64]}", "is not a field of a function: leave it out")
@@ -111,7 +112,7 @@ def _allowed(
     if mode not in ("auto", "required"):
         raise wrong("tool_choice.mode", "must be auto or required")
     if not isinstance(allowed, list) or not allowed:
-        raise _wrong_type("tool_choice.tools", "a list of at least one tool")
+        raise wrong_type("tool_choice.tools", "a list of at least one tool")
     names = set()
     for index, tool in enumerate(allowed):
         field = f"tool_choice.tools[{index}].name"
@@ -134,7 +135,3 @@ def loaded(field: str, raw: msgspec.Raw) -> Any:
     except (ValueError, RecursionError) as error:
         raise wrong(field, f"cannot be read: {error}") from None
     return value
-
-
-def _wrong_type(field: str, must: str) -> InvalidRequest:
-    return wrong(field, f"must be {must}", "INVALID_TYPE")

@@ -41,10 +41,10 @@ class _File:
 class FrontEnd:
     """The handlers of the pages and of the files that they load. All are read once, and no other file is reached."""
 
-    def __init__(self, folder: Path = BUILT) -> None:
+    def __init__(self) -> None:
         self._files: Mapping[str, _File] = {
-            str(path.relative_to(folder)): _File(path.read_bytes(), _TYPES[path.suffix])
-            for path in sorted(folder.rglob("*"))
+            str(path.relative_to(BUILT)): _File(path.read_bytes(), _TYPES[path.suffix])
+            for path in sorted(BUILT.rglob("*"))
             if path.suffix in _TYPES
         }
 

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Iterator, Sequence
 from itertools import islice
 
+from services.gateway.api.token_scores import piece_of
 from services.gateway.endings import stop_reason
 from services.gateway.following.answer import Answer, Piece
 from services.gateway.following.answer_fold import MessagePiece
@@ -195,7 +196,7 @@ class ChatEventWriter:
                 text_offset=entry.offset,
                 top=[
                     chat_pb2.TopLogprob(
-                        token_id=token, token=_piece(self._shown, token), logprob=value
+                        token_id=token, token=piece_of(self._shown, token), logprob=value
                     )
                     for token, value in entry.top
                 ],
@@ -227,7 +228,3 @@ def _tokens_of_event(k: int) -> int:
 
 def _events_of_prompt(tokens: int, k: int) -> int:
     return max(1, -(-tokens // _tokens_of_event(k)))
-
-
-def _piece(pieces: Sequence[bytes], token: int) -> bytes:
-    return pieces[token] if 0 <= token < len(pieces) else b""

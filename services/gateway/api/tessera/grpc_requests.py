@@ -39,7 +39,7 @@ def read_chat(request: ChatRequest, options: GenerationOptions, model: ServedMod
     conversation.add_generation_prompt = not request.continue_final_message
     conversation.tools_json = tools.json
     read_template_fields(fields, conversation)
-    asked = _given(request.options, "logprobs")
+    asked = value_or_none(request.options, "logprobs")
     logprobs = chat_logprobs(asked is not None, asked, model.max_logprobs)
     prompt = conversation_prompt(PrepareRequest(conversation=conversation), model)
     valid = read_generation(options, prompt, ReplyKind.REPLY_KIND_CHAT, logprobs, model)
@@ -57,7 +57,9 @@ def read_complete(
     request: CompleteRequest, options: GenerationOptions, model: ServedModel
 ) -> ValidRequest:
     """A prompt to continue. Raises InvalidRequest naming the field as REST does, or NotFound."""
-    logprobs = completion_logprobs(_given(request.options, "logprobs"), None, model.max_logprobs)
+    logprobs = completion_logprobs(
+        value_or_none(request.options, "logprobs"), None, model.max_logprobs
+    )
     prompt = _prompt(request, model)
     return read_generation(options, prompt, ReplyKind.REPLY_KIND_COMPLETION, logprobs, model)
 
@@ -82,39 +84,39 @@ def read_options(
         model=model or None,
         user=options.user or None,
         echo=echo,
-        prompt_logprobs=_given(options, "prompt_logprobs"),
+        prompt_logprobs=value_or_none(options, "prompt_logprobs"),
         return_token_ids=options.return_token_ids,
-        skip_special_tokens=_given(options, "skip_special_tokens"),
-        n=_given(options, "n"),
-        best_of=_given(options, "best_of"),
+        skip_special_tokens=value_or_none(options, "skip_special_tokens"),
+        n=value_or_none(options, "n"),
+        best_of=value_or_none(options, "best_of"),
         use_beam_search=options.use_beam_search,
-        length_penalty=_given(options, "length_penalty"),
+        length_penalty=value_or_none(options, "length_penalty"),
         early_stopping="never" if options.early_stopping_never else options.early_stopping,
-        max_tokens=_given(options, "max_tokens"),
-        min_tokens=_given(options, "min_tokens"),
+        max_tokens=value_or_none(options, "max_tokens"),
+        min_tokens=value_or_none(options, "min_tokens"),
         ignore_eos=options.ignore_eos,
         stop=_listed("stop", options.stop),
         stop_token_ids=_listed("stop_token_ids", options.stop_token_ids),
         include_stop_str_in_output=options.include_stop_str_in_output,
-        truncate_prompt_tokens=_given(options, "truncate_prompt_tokens"),
-        max_window_size=_given(options, "max_window_size"),
-        seed=_given(options, "seed"),
-        temperature=_given(options, "temperature"),
-        top_p=_given(options, "top_p"),
-        top_k=_given(options, "top_k"),
-        min_p=_given(options, "min_p"),
-        repetition_penalty=_given(options, "repetition_penalty"),
-        presence_penalty=_given(options, "presence_penalty"),
-        frequency_penalty=_given(options, "frequency_penalty"),
+        truncate_prompt_tokens=value_or_none(options, "truncate_prompt_tokens"),
+        max_window_size=value_or_none(options, "max_window_size"),
+        seed=value_or_none(options, "seed"),
+        temperature=value_or_none(options, "temperature"),
+        top_p=value_or_none(options, "top_p"),
+        top_k=value_or_none(options, "top_k"),
+        min_p=value_or_none(options, "min_p"),
+        repetition_penalty=value_or_none(options, "repetition_penalty"),
+        presence_penalty=value_or_none(options, "presence_penalty"),
+        frequency_penalty=value_or_none(options, "frequency_penalty"),
         logit_bias={str(token): bias for token, bias in options.logit_bias.items()} or None,
         allowed_token_ids=_listed("allowed_token_ids", options.allowed_token_ids),
         bad_token_ids=_listed("bad_token_ids", options.bad_token_ids),
         bad_words=_listed("bad_words", options.bad_words),
-        priority=_given(options, "priority"),
+        priority=value_or_none(options, "priority"),
         service_tier=options.service_tier or None,
-        timeout=_given(options, "timeout"),
-        cache_salt=_given(options, "cache_salt"),
-        add_special_tokens=_given(options, "add_special_tokens"),
+        timeout=value_or_none(options, "timeout"),
+        cache_salt=value_or_none(options, "cache_salt"),
+        add_special_tokens=value_or_none(options, "add_special_tokens"),
         structured_outputs=_structured_outputs(options),
     )
 
@@ -162,9 +164,9 @@ def _tools(request: ChatRequest) -> ToolFields:
     )
 
 
-def _given(options: chat_pb2.GenerationOptions, name: str) -> Any:
-    """The value of an optional field; None if it is not set."""
-    return getattr(options, name) if options.HasField(name) else None  # type: ignore[arg-type]
+def value_or_none(message: Any, name: str) -> Any:
+    """The value of an optional field of a message; None if it is not set."""
+    return getattr(message, name) if message.HasField(name) else None
 
 
 def _listed(name: str, values: Sequence[Any]) -> list[Any] | None:

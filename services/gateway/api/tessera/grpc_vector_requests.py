@@ -6,6 +6,7 @@ from typing import Any
 
 from services.gateway.api.pooling import Pooling
 from services.gateway.api.tessera.grpc_conversation import as_raw, read_conversation
+from services.gateway.api.tessera.grpc_requests import value_or_none
 from services.gateway.decoding.bounds import at_most, whole, wrong
 from services.gateway.model.pooled_model import Floats, Task
 from services.gateway.reading.generation import Prompt, conversation_prompt
@@ -42,8 +43,10 @@ def read_pool(request: PoolRequest, pooling: Pooling) -> tuple[Inputs, Generatio
     model = pooling.model
     task = read_task(request.task or None, model)
     pooled = pooling.served(task)
-    finish = finishing(pooled, _given(request, "dimensions"), _given(request, "use_activation"))
-    name = _given(request, "prompt_name")
+    finish = finishing(
+        pooled, value_or_none(request, "dimensions"), value_or_none(request, "use_activation")
+    )
+    name = value_or_none(request, "prompt_name")
     prompts: Sequence[Prompt]
     if request.messages:
         require_messages_alone(request.input or None, name)
@@ -81,7 +84,7 @@ def read_score(request: ScoreRequest, pooling: Pooling) -> tuple[ScoredTexts, Ge
 
 def read_rerank(request: RerankRequest, pooling: Pooling) -> tuple[ScoredTexts, GenerationOptions]:
     """A query and texts. Raises InvalidRequest naming the field as REST does, or NotFound."""
-    whole("top_n", _given(request, "top_n"), 1, 1 << 31)
+    whole("top_n", value_or_none(request, "top_n"), 0, 1 << 31)
     return _scored(request, request.query, "query", pooling)
 
 
@@ -93,8 +96,8 @@ def _scored(
 ) -> tuple[ScoredTexts, GenerationOptions]:
     texts = read_texts(queries, request.documents, query_field, "documents")
     asked = TextPairFields(
-        instruction=_given(request, "instruction"),
-        use_activation=_given(request, "use_activation"),
+        instruction=value_or_none(request, "instruction"),
+        use_activation=value_or_none(request, "use_activation"),
         **_options(request),
     )
     pooled = pooling.served(Task.SCORE)
@@ -117,10 +120,5 @@ def _options(request: PoolRequest | ScoreRequest | RerankRequest) -> dict[str, A
         "model": request.model or None,
         "user": options.user or None,
         "service_tier": options.service_tier or None,
-        **{name: _given(options, name) for name in optional},
+        **{name: value_or_none(options, name) for name in optional},
     }
-
-
-def _given(message: Any, name: str) -> Any:
-    """The value of an optional field; None if it is not set."""
-    return getattr(message, name) if message.HasField(name) else None

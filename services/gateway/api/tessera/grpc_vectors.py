@@ -61,7 +61,7 @@ class VectorServicer(vectors_pb2_grpc.VectorServiceServicer):
         """Texts, the best first."""
         read = partial(read_rerank, request, self._pooling)
         scores, usage = await self._scores(request, read, "rerank", context)
-        most = request.top_n if request.HasField("top_n") else None
+        most = request.top_n or None
         results = [
             RankedDocument(index=index, relevance_score=scores[index])
             for index in ranked(scores, most)

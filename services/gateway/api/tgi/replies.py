@@ -1,10 +1,10 @@
 """TGI's replies: one object, or an event for each token."""
 
-import json
 from collections.abc import Iterator
 from json.encoder import encode_basestring
 from typing import Any
 
+from services.gateway.api.compact_json import compact
 from services.gateway.api.server_sent_events import EventStream
 from services.gateway.api.tgi.errors import error_body
 from services.gateway.endings import end_name
@@ -85,7 +85,7 @@ def whole(answer: Answer, outcome: Outcome) -> Iterator[str]:
     text = answer.head.reply.prompt_text + outcome.text
     yield f'{{"generated_text":{encode_basestring(text)}'
     if answer.head.sampling.HasField("logprobs"):
-        yield f',"details":{_compact(summary(answer, outcome.ending, outcome.tokens))[:-1]}'
+        yield f',"details":{compact(summary(answer, outcome.ending, outcome.tokens))[:-1]}'
         yield ',"prefill":['
         yield from _listed(_prompt_entries(answer))
         yield '],"tokens":['
@@ -147,12 +147,8 @@ def _prompt_entries(answer: Answer) -> Iterator[dict[str, Any]]:
 
 def _listed(entries: Iterator[Any]) -> Iterator[str]:
     for index, entry in enumerate(entries):
-        yield f"{',' if index else ''}{_compact(entry)}"
+        yield f"{',' if index else ''}{compact(entry)}"
 
 
 def _event(content: Any) -> bytes:
-    return f"data:{_compact(content)}\n\n".encode()
-
-
-def _compact(content: Any) -> str:
-    return json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+    return f"data:{compact(content)}\n\n".encode()

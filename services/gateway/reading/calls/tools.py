@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 
 from services.gateway.decoding.about import Refused, about
-from services.gateway.decoding.bounds import text, wrong
+from services.gateway.decoding.bounds import text, wrong, wrong_type
 from services.gateway.decoding.list_limits import (
     LONGEST_DOCUMENTS,
     LONGEST_TOOL_NAME,
@@ -18,7 +18,6 @@ from services.gateway.decoding.list_limits import (
 from services.gateway.model.output_forms import OutputForms
 from services.gateway.reading.fields.unsupported import is_off, unsupported
 from services.gateway.reading.media.media_options import MediaFields
-from shared.errors import InvalidRequest
 from shared.output_format.grammar import has_grammar
 from tessera.preprocess.v1.preprocess_pb2 import Conversation
 
@@ -257,7 +256,7 @@ def _read(
     except (ValueError, RecursionError) as error:
         raise wrong(field, f"cannot be read: {error}") from None
     if not isinstance(found, list):
-        raise _wrong_type(field, "a list")
+        raise wrong_type(field, "a list")
     for index, tool in enumerate(found):
         check(tool, f"{field}[{index}]")
     return found
@@ -265,12 +264,12 @@ def _read(
 
 def _check_document(document: Any, path: str) -> None:
     if not isinstance(document, dict):
-        raise _wrong_type(path, 'an object, such as {"title": ..., "text": ...}')
+        raise wrong_type(path, 'an object, such as {"title": ..., "text": ...}')
 
 
 def _check_tool(tool: Any, path: str) -> None:
     if not isinstance(tool, dict):
-        raise _wrong_type(path, 'an object: {"type": "function", "function": {...}}')
+        raise wrong_type(path, 'an object: {"type": "function", "function": {...}}')
     if tool.get("type") != "function":
         raise wrong(f"{path}.type", 'must be "function": chat templates know no other tools')
     _check_function(tool.get("function"), f"{path}.function")
@@ -278,15 +277,15 @@ def _check_tool(tool: Any, path: str) -> None:
 
 def _check_function(function: Any, path: str) -> None:
     if not isinstance(function, dict):
-        raise _wrong_type(path, "an object with the name of the function")
+        raise wrong_type(path, "an object with the name of the function")
     name, about, parameters = map(function.get, ("name", "description", "parameters"))
     if not isinstance(name, str) or not name:
-        raise _wrong_type(f"{path}.name", "a string of at least one character")
+        raise wrong_type(f"{path}.name", "a string of at least one character")
     text(f"{path}.name", name, LONGEST_TOOL_NAME)
     if not isinstance(about, str | None):
-        raise _wrong_type(f"{path}.description", "a string")
+        raise wrong_type(f"{path}.description", "a string")
     if not isinstance(parameters, dict | None):
-        raise _wrong_type(f"{path}.parameters", "an object: a JSON schema")
+        raise wrong_type(f"{path}.parameters", "an object: a JSON schema")
 
 
 def _written(field: str, tools: Sequence[Mapping[str, Any]]) -> str:
@@ -298,7 +297,3 @@ def _written(field: str, tools: Sequence[Mapping[str, Any]]) -> str:
     except ValueError as error:  # a number beyond all bounds, half of a surrogate pair
         raise wrong(field, f"cannot be shown to the model: {error}") from None
     return written
-
-
-def _wrong_type(field: str, must: str) -> InvalidRequest:
-    return wrong(field, f"must be {must}", "INVALID_TYPE")

@@ -7,15 +7,15 @@ what is taken out of it are views.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
 from services.gateway.decoding.decode import decode, in_thread
 from services.gateway.decoding.list_limits import MOST_FRAMES
-from services.gateway.reading.media.media import FRAME_KINDS, read_video_frames
+from services.gateway.reading.media.media import FRAME_KINDS, SENT_FILE, read_video_frames
 from shared.environment import random_hex
 from shared.errors import InvalidRequest
 from shared.prompts.data_url import (
@@ -29,7 +29,9 @@ from tessera.preprocess.v1.preprocess_pb2 import Media, Part, PrepareRequest, Vi
 
 _LARGE = 4096
 _OPENING = b'"data:'
-_FIELD = re.compile(rb'"(?:url|image_url|video_url|image|video)"\s*:\s*(?:\[\s*)?\Z')
+_FIELD = re.compile(
+    rb'"(?:url|image_url|video_url|image|video|file_data|file_url)"\s*:\s*(?:\[\s*)?\Z'
+)
 _LONGEST_FIELD = 64
 _LONGEST_HEAD = 256
 # A body with more is mostly text.
@@ -109,10 +111,15 @@ def _large_data(body: bytes) -> Iterator[tuple[int, int]]:
         quote = end
 
 
-async def serialized(request: PrepareRequest, inline: InlineMedia | None = None) -> bytes:
-    """A prompt as it is sent, with bytes in the places of its data URLs; `inline` is then empty. Raises InvalidRequest
-    naming the field.
+async def serialized(
+    request: PrepareRequest,
+    inline: InlineMedia | None = None,
+    files: Mapping[str, bytes] | None = None,
+) -> bytes:
+    """A prompt as it is sent, with bytes in the places of its data URLs and of `files`, which were sent before;
+    `inline` is then empty. Raises InvalidRequest naming the field.
     """
+    source = _Sources(inline or InlineMedia(), files or {})
 
     def work() -> bytes:
         full = PrepareRequest()
@@ -121,7 +128,7 @@ async def serialized(request: PrepareRequest, inline: InlineMedia | None = None)
         )  # what is replaced in a message keeps its memory as long as that lives
         for message in full.conversation.messages:
             for part in message.content:
-                _decode_part(part, inline or InlineMedia())
+                _decode_part(part, source)
         return full.SerializeToString()
 
     try:
@@ -131,20 +138,27 @@ async def serialized(request: PrepareRequest, inline: InlineMedia | None = None)
             inline.pieces.clear()
 
 
-def _decode_part(part: Part, inline: InlineMedia) -> None:
+class _Sources(NamedTuple):
+    """Where bytes are found."""
+
+    inline: InlineMedia
+    files: Mapping[str, bytes]
+
+
+def _decode_part(part: Part, source: _Sources) -> None:
     kind = part.WhichOneof("part")
     if kind == "media":
-        _decode_file(part.media, inline)
+        _decode_file(part.media, source)
     elif kind == "video" and is_data_url(part.video.file.url):
-        _decode_video(part.video, inline)
+        _decode_video(part.video, source)
 
 
-def _decode_video(video: Video, inline: InlineMedia) -> None:
+def _decode_video(video: Video, source: _Sources) -> None:
     kind, _ = data_url_head(video.file.url)
     if kind not in FRAME_KINDS:
-        _decode_file(video.file, inline)
+        _decode_file(video.file, source)
         return
-    data = _data_of(video.file.url, inline)
+    data = _data_of(video.file.url, source.inline)
     raw = data.encode() if isinstance(data, str) else bytes(data)
     if raw.count(b",") >= MOST_FRAMES:
         raise InvalidRequest(
@@ -156,11 +170,13 @@ def _decode_video(video: Video, inline: InlineMedia) -> None:
     video.CopyFrom(read_video_frames(frames, video.field, video.seconds_per_frame))
 
 
-def _decode_file(file: Media, inline: InlineMedia) -> None:
+def _decode_file(file: Media, source: _Sources) -> None:
     url = file.url
     if is_data_url(url):
         _, parameters = data_url_head(url)
-        file.data = _decoded(_data_of(url, inline), is_base64(parameters), file.field)
+        file.data = _decoded(_data_of(url, source.inline), is_base64(parameters), file.field)
+    elif url.startswith(SENT_FILE):
+        file.data = source.files[url.removeprefix(SENT_FILE)]
 
 
 def _data_of(url: str, inline: InlineMedia) -> str | memoryview:

@@ -1,5 +1,6 @@
 """Media as clients send them. URLs stay as they are: data URLs become bytes later (`data_urls.py`),
-http(s) and file URLs are passed on unread: preprocess says which it takes.
+http(s) and file URLs are passed on unread: preprocess says which it takes. Files that were sent before become bytes
+later too (`admission/sent_files.py`).
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,10 @@ from shared.prompts.data_url import (
 from tessera.common.v1.media_pb2 import Modality
 from tessera.preprocess.v1.preprocess_pb2 import Media, Video
 
+# Before the id of a file that was sent. No URL of a client's begins so.
+SENT_FILE = "sent-file:"
 _LONGEST_URL = 8192
+_LONGEST_FILE_ID = 256
 _LONGEST_HOST = 253  # RFC 1035
 _ANY = "application/octet-stream"
 # vLLM's `data:video/jpeg;base64,<frame>,<frame>,...`: a video as its frames.
@@ -85,6 +89,14 @@ def read_image_base64(data: str, field: str) -> Media:
     except ValueError as error:  # binascii.Error among them
         raise _wrong(field, f"is not valid base64: {error}") from None
     return read_image_bytes(content, field)
+
+
+def read_sent_file(file_id: str | None, field: str) -> Media:
+    """An image that was sent to /v1/files. Raises InvalidRequest naming `field`."""
+    if not file_id:
+        raise wrong(field, "is missing")
+    name = text(field, file_id, _LONGEST_FILE_ID)
+    return Media(url=SENT_FILE + name, field=field, modality=Modality.MODALITY_IMAGE)
 
 
 def check_item_name(name: str, field: str, *, is_text: bool) -> None:

@@ -17,6 +17,7 @@ from services.gateway.reading.generation import (
     check_model,
     ids_prompt,
     read_cache_salt,
+    read_priority,
     read_user,
     text_prompt,
 )
@@ -28,7 +29,6 @@ from tessera.common.v1.sampling_pb2 import SamplingParams
 from tessera.scheduler.v1.queue_pb2 import ReplyFormat, ReplyKind
 
 MOST_INPUTS = 2048  # as OpenAI's API
-_LAST_PRIORITY = 1000
 
 # A text, token ids, several texts, or several lists of ids.
 Inputs = str | list[str | Whole | list[Whole]]
@@ -103,7 +103,7 @@ def read_pooled_prompt(
         stream=False,
         user=read_user(fields.user),
         prompt_bound=min(prompt.bound, keep or prompt.bound),
-        priority=whole("priority", fields.priority, -_LAST_PRIORITY, _LAST_PRIORITY) or 0,
+        priority=read_priority(fields.priority),
         cache_salt=read_cache_salt(fields.cache_salt),
         has_short_prompt=is_short(prepare),
         pooling=pooled.params,

@@ -4,7 +4,7 @@ default any more.
 
 from collections.abc import Mapping
 
-from services.gateway.decoding.bounds import at_most, number, texts, whole, wholes, wrong
+from services.gateway.decoding.bounds import INT32_MAX, at_most, number, texts, whole, wholes, wrong
 from services.gateway.decoding.list_limits import MOST_IDS, MOST_STOP_IDS
 from services.gateway.model.generation_defaults import GenerationDefaults
 from services.gateway.model.served_model import ServedModel
@@ -16,7 +16,6 @@ from shared.environment import random_bytes
 from shared.queue.beam_search import conflict_with_beams
 from tessera.common.v1.sampling_pb2 import SamplingParams, TokenSequence
 
-_INT32_MAX = (1 << 31) - 1
 MOST_STOPS = 16
 _LONGEST_STOP = 1024
 
@@ -96,7 +95,7 @@ def _read_truncation(
     options: GenerationOptions, defaults: Mapping[str, float], sampling: SamplingParams
 ) -> None:
     # -1 is vLLM's way to say off.
-    top_k = whole("top_k", options.top_k, -1, _INT32_MAX)
+    top_k = whole("top_k", options.top_k, -1, INT32_MAX)
     sampling.top_k = max(0, int(defaults.get("top_k", 0)) if top_k is None else top_k)
     for name, value, default, high in (
         ("temperature", options.temperature, 1.0, 2),

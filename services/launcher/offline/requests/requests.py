@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,16 @@ class Requests:
                 raise raised(error) from None
         return fold.output(finished=True)
 
+    async def reply(self, path: str, body: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The whole reply to a body. Raises RequestRefused, EngineFailed."""
+        async with self._places:
+            try:
+                events = self._watched(_one(self._client.whole(path, body)), None)
+                (reply,) = [event async for event in events]
+                return reply
+            except ClientError as error:
+                raise raised(error) from None
+
     def close(self) -> None:
         """Closes the connections."""
         self._client.close()
@@ -124,8 +134,19 @@ class Requests:
         aborted: "asyncio.Future[None] | None",
     ) -> AsyncGenerator[Mapping[str, Any], None]:
         """The same, until `aborted` is set. Raises EngineFailed where the services have ended."""
+        async with contextlib.aclosing(
+            self._watched(self._sent(prompt, params), aborted)
+        ) as events:
+            async for event in events:
+                yield event
+
+    async def _watched(
+        self,
+        sent: AsyncGenerator[Mapping[str, Any], None],
+        aborted: "asyncio.Future[None] | None",
+    ) -> AsyncGenerator[Mapping[str, Any], None]:
         stop: list[asyncio.Future[Any]] = [] if aborted is None else [aborted]
-        async with contextlib.aclosing(self._sent(prompt, params)) as events:
+        async with contextlib.aclosing(sent) as events:
             while True:
                 coming = asyncio.create_task(_next(events))
                 try:
@@ -142,6 +163,10 @@ class Requests:
                 if (event := coming.result()) is None:
                     return
                 yield event
+
+
+async def _one(coming: Awaitable[Mapping[str, Any]]) -> AsyncGenerator[Mapping[str, Any], None]:
+    yield await coming
 
 
 async def _next(

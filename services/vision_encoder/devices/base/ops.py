@@ -106,7 +106,8 @@ class TowerOps:
         return Packed(weight.to(self.device, copy=True).contiguous(), bias, activation, gated)
 
     def vector(self, weight: Tensor) -> Tensor:
-        """Takes over a parameter that is no linear layer's, such as a norm's weight or a table of places."""
+        """Takes over a parameter that is no linear layer's, of any shape, such as a norm's weight [size] or a table of
+        places [places, size], in the element type."""
         return weight.to(self.device, self.dtype, copy=True)
 
     def linear(self, x: Tensor, layer: Packed) -> Tensor:
@@ -114,13 +115,13 @@ class TowerOps:
         return activated(F.linear(x, layer.weight, layer.bias), layer.activation, layer.gated)
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
-        """Of each row."""
+        """Of each row of [tokens, size]."""
         if norm.bias is None:
             return F.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
         return F.layer_norm(x, norm.weight.shape, norm.weight, norm.bias, norm.eps)
 
     def add_norm(self, x: Tensor, residual: Tensor, norm: Norm) -> tuple[Tensor, Tensor]:
-        """The norm of `x + residual`, and that sum, which may lie where `residual` did."""
+        """[tokens, size] each: the norm of `x + residual`, and that sum, which may lie where `residual` did."""
         residual += x
         return self.norm(residual, norm), residual
 
@@ -167,7 +168,7 @@ class TowerOps:
 
 
 def activated(x: Tensor, activation: str, gated: bool) -> Tensor:
-    """What follows a linear layer, see `Packed`."""
+    """What follows a linear layer, see `Packed`: [tokens, out], or half of it where it is gated."""
     if not gated:
         return ACTIVATIONS[activation](x)
     gate, other = x.chunk(2, dim=-1)

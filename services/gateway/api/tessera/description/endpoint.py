@@ -1,11 +1,11 @@
 """The description of this server's routes: for machines in OpenAPI's form, for people as a page."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from services.gateway.admission.api_keys import BEARER
 from services.gateway.admission.caller import Caller
+from services.gateway.api.compact_json import compact
 from services.gateway.api.error_object import error_reply
 from services.gateway.api.tessera.description.document import describe
 from services.gateway.api.tessera.page import Page
@@ -53,4 +53,4 @@ class DescriptionEndpoint:
 
     def _make(self) -> bytes:
         document = describe(self._described, release(), has_keys=self._has_keys)
-        return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+        return compact(document).encode()

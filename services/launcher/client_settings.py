@@ -1,10 +1,12 @@
-"""Settings of TLS for the commands that are clients."""
+"""Settings of the commands that are clients of a gateway: TLS, and the key."""
 
 import ssl
 from pathlib import Path
+from typing import ClassVar
 
 from pydantic import Field
 
+from shared import access
 from shared.settings import Settings
 
 
@@ -36,3 +38,21 @@ class TlsClientSettings(Settings):
             except (OSError, ValueError) as error:
                 raise ValueError(f"--ssl-certfile {self.ssl_certfile}: {error}") from None
         return context
+
+
+class GatewayClientSettings(TlsClientSettings):
+    """Flags of the commands that send a key."""
+
+    COMMON_VARIABLES: ClassVar[frozenset[str]] = frozenset({"api_key"})
+
+    api_key: str | None = Field(
+        None, description="The server's key, if it has one; TESSERA_API_KEY unless given."
+    )
+    api_key_file: Path | None = Field(
+        None, description="File with that key, in its first line that is not a # comment."
+    )
+
+    @property
+    def key(self) -> str:
+        """The key that is sent; empty for none. Raises InvalidRequest if the file holds none."""
+        return access.client_key(self.api_key, self.api_key_file)
