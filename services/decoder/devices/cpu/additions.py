@@ -34,8 +34,8 @@ Longs: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
 @dataclass(frozen=True)
 class CpuAddition(Addition):
     """`records`: what the kernels get, one, or two of an addition to gates and to what they gate; they point to `down`
-    as `_ranks` has it and to `vectors`, the outputs of `up` as vectors [vectors, units, lanes, ranks of a unit], of which
-    `up` is the first part. For `AddedInSteps` alone: `BaseOps.adapt` does not read them."""
+    as `_ranks` has it and to `vectors`, the outputs of `up` as vectors [vectors, units, lanes, ranks of a unit]: `up` is
+    the first part of them. For `AddedInSteps` alone: `BaseOps.adapt` does not read them."""
 
     records: Records
     vectors: Sequence[Tensor]
@@ -94,8 +94,8 @@ def _ranks(down: Tensor, lanes: int) -> Tensor:
 
 
 def _vectors(up: Tensor, first: int, lanes: int, memory: Memory) -> tuple[Tensor, int, int]:
-    """Outputs [n, rank], of which the first is number `first`, as vectors [m, units, lanes, ranks of a unit], zero beside
-    them, and which vectors these are, [first, last)."""
+    """Outputs [n, rank], of which the first is number `first`, as vectors [m, units, lanes, ranks of a unit], zero
+    beside them, and which vectors these are, [first, last)."""
     begin, end = first // lanes, -(-(first + len(up)) // lanes)
     rows = up.new_zeros((end - begin) * lanes, up.shape[1])
     rows[first - begin * lanes :][: len(up)] = up
@@ -103,8 +103,8 @@ def _vectors(up: Tensor, first: int, lanes: int, memory: Memory) -> tuple[Tensor
 
 
 def _units(vectors: Tensor) -> Tensor:
-    """Vectors [n, ranks, lanes] with as many ranks beside each other as four bytes have numbers: [n, units, lanes, ranks
-    of a unit], the last unit filled up with zeros."""
+    """Vectors [n, ranks, lanes] with as many ranks beside each other as four bytes have numbers: [n, units, lanes,
+    ranks of a unit], the last unit filled up with zeros."""
     each = 4 // vectors.element_size()
     whole = torch.nn.functional.pad(vectors, (0, 0, 0, -vectors.shape[1] % each))
     return whole.unflatten(1, (-1, each)).transpose(2, 3)
