@@ -34,8 +34,8 @@ Longs: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.int64]]"
 @dataclass(frozen=True)
 class CpuAddition(Addition):
     """`records`: what the kernels get, one, or two of an addition to gates and to what they gate; they point to `down`
-    as `_ranks` has it and to `vectors`, the outputs of `up` as vectors [vectors, units, lanes, ranks of a unit]: `up` is
-    the first part of them. For `AddedInSteps` alone: `BaseOps.adapt` does not read them."""
+    as `_ranks` has it and to `vectors`, the outputs of `up` as vectors [vectors, units, lanes, ranks of a unit]: `up`
+    is the first part of them. For `AddedInSteps` alone: `BaseOps.adapt` does not read them."""
 
     records: Records
     vectors: Sequence[Tensor]
