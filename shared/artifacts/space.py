@@ -27,7 +27,7 @@ _KEPT = 3 / 4
 _IN_USE = 1 - _KEPT
 # One of pixel values and one of embeddings, though they do not start together.
 _FEWEST_PRODUCERS = 2
-_PATIENCE_S = 5.0
+PATIENCE_S = 5.0
 _PAUSE_S = 0.05  # memory comes back when consumers end their mappings
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
 
@@ -57,8 +57,10 @@ class ArtifactSpace:
     all are needed. `ask`, set where producers can be called, has the others evict so many bytes.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, patience_s: float = PATIENCE_S) -> None:
+        """For memory it waits `patience_s`."""
         self._root = root
+        self._patience_s = patience_s
         self.evict: Callable[[], int] = lambda: 0
         self.ask: Callable[[int], Awaitable[None]] = _ask_nobody
         # One at a time, in order of arrival: small ones do not starve a large one.
@@ -103,7 +105,7 @@ class ArtifactSpace:
         """
         self.require_possible(payload_bytes)
         size = HEADER_BYTES + payload_bytes
-        deadline = asyncio.get_running_loop().time() + _PATIENCE_S
+        deadline = asyncio.get_running_loop().time() + self._patience_s
         async with self._turn:
             asked = False
             while (problem := await self._allocated(descriptor, size)) is not None:

@@ -21,7 +21,7 @@ import structlog
 
 from shared.artifacts import file as artifact_file
 from shared.artifacts.file import Array, TornFile
-from shared.artifacts.space import LOCK, ArtifactSpace, out_of_space
+from shared.artifacts.space import LOCK, PATIENCE_S, ArtifactSpace, out_of_space
 from shared.environment import random_bytes, random_hex, unix_time
 from shared.errors import NotFound, Unavailable
 from shared.net.channels import Channels
@@ -79,12 +79,15 @@ class ArtifactStore:
     dead one.
     """
 
-    def __init__(self, root: Path, instance_id: str, address: str) -> None:
+    def __init__(
+        self, root: Path, instance_id: str, address: str, patience_s: float = PATIENCE_S
+    ) -> None:
+        """An artifact waits `patience_s` for its memory."""
         self._folder = root / instance_id
         self._address = address
         self._nonce = random_bytes(artifact_file.NONCE_BYTES)
         self._refs: dict[bytes, ArtifactRef] = {}
-        self.space = ArtifactSpace(root)
+        self.space = ArtifactSpace(root, patience_s)
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Locked before it gets its name: a named folder without a holder is always abandoned.
         unfinished = root / (instance_id + _UNFINISHED)

@@ -81,6 +81,7 @@ class RegistryLoop(ABC):
 
     async def __aexit__(self, *_: object) -> None:
         await supervise.end(self._task)
+        self._outage.leave(self)
 
     async def _repeat(self) -> None:
         while True:

@@ -25,3 +25,7 @@ class Outage:
             self._noticed.remove(by)
             if self._ends and not self._noticed:
                 self._log.info(self._ends)
+
+    def leave(self, by: object = None) -> None:
+        """`by` tries no more."""
+        self._noticed.discard(by)

@@ -344,6 +344,7 @@ async def test_all_loops_of_a_process_say_together_that_redis_is_away(
             async with asyncio.timeout(60):
                 while "Redis is back" not in [line["event"] for line in lines]:
                     await asyncio.sleep(0.05)
+    await client.redis.aclose()
     said = [line["event"] for line in lines if line["event"].startswith("Redis is ")]
     assert said == ["Redis is away", "Redis is back"]
 

@@ -31,3 +31,14 @@ def test_an_end_may_be_silent() -> None:
         outage.note("refused")
         outage.over()
     assert len(lines) == 1
+
+
+def test_who_tries_no_more_does_not_keep_an_outage_going() -> None:
+    with capture_logs() as lines:
+        outage = Outage(structlog.get_logger(), "it is away", "it is back")
+        outage.note("refused", by=1)
+        outage.note("refused", by=2)
+        outage.leave(by=1)
+        outage.over(by=2)
+        outage.note("refused", by=2)
+    assert [line["event"] for line in lines] == ["it is away", "it is back", "it is away"]
