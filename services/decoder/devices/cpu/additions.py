@@ -107,7 +107,8 @@ def _units(vectors: Tensor) -> Tensor:
     ranks of a unit], the last unit filled up with zeros."""
     each = 4 // vectors.element_size()
     whole = torch.nn.functional.pad(vectors, (0, 0, 0, -vectors.shape[1] % each))
-    return whole.unflatten(1, (-1, each)).transpose(2, 3)
+    count, ranks, lanes = whole.shape
+    return whole.view(count, ranks // each, each, lanes).transpose(2, 3)
 
 
 class _Adapter:
