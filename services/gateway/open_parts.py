@@ -16,9 +16,9 @@ from services.gateway.admission.resume import Resumption
 from services.gateway.admission.sent_files import SentFiles
 from services.gateway.admission.tenant_weights import TenantWeights, read_weights
 from services.gateway.api.generating import Generating
-from services.gateway.api.grpc_calls import GrpcCalls
-from services.gateway.api.grpc_generating import GrpcGenerating
-from services.gateway.api.grpc_pooling import GrpcPooling
+from services.gateway.api.grpc_methods.calls import GrpcCalls
+from services.gateway.api.grpc_methods.generating import GrpcGenerating
+from services.gateway.api.grpc_methods.pooling import GrpcPooling
 from services.gateway.api.parts import Api, FileLimits, Parts
 from services.gateway.api.pooling import Pooling
 from services.gateway.api.reply_forms import ReplyForms

@@ -11,8 +11,8 @@ from services.gateway.admission.request_options import Timeouts
 from services.gateway.admission.resume import Resumption
 from services.gateway.admission.sent_files import SentFiles
 from services.gateway.api.generating import Generating
-from services.gateway.api.grpc_generating import GrpcGenerating
-from services.gateway.api.grpc_pooling import GrpcPooling
+from services.gateway.api.grpc_methods.generating import GrpcGenerating
+from services.gateway.api.grpc_methods.pooling import GrpcPooling
 from services.gateway.api.pooling import Pooling
 from services.gateway.api.reply_forms import ReplyForms
 from services.gateway.following.follower import Follower

@@ -23,8 +23,8 @@ from inference.inference_pb2 import (
     ServerReadyRequest,
     ServerReadyResponse,
 )
-from services.gateway.api.grpc_calls import until_done
-from services.gateway.api.grpc_generating import GrpcGenerating, Read
+from services.gateway.api.grpc_methods.calls import until_done
+from services.gateway.api.grpc_methods.generating import GrpcGenerating, Read
 from services.gateway.api.kserve.grpc_requests import Call, check_version, read_message
 from services.gateway.api.kserve.infer import WantedOutput, output_tensor
 from services.gateway.api.kserve.information import EXTENSIONS, INPUTS, OUTPUTS, PLATFORM, dims

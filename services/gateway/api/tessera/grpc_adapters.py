@@ -4,7 +4,7 @@ from typing import Any
 
 import grpc
 
-from services.gateway.api.grpc_generating import GrpcGenerating
+from services.gateway.api.grpc_methods.generating import GrpcGenerating
 from services.gateway.model.adapter_loading import AdapterLoading
 from services.gateway.model.served_model import ServedModel
 from tessera.gateway.v1 import adapters_pb2_grpc

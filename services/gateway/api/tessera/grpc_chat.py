@@ -8,7 +8,7 @@ from google.protobuf.message import Message
 
 from services.gateway.admission.caller import tenant_of
 from services.gateway.admission.resume import Resumption
-from services.gateway.api.grpc_generating import GrpcGenerating, Read, closing
+from services.gateway.api.grpc_methods.generating import GrpcGenerating, Read, closing
 from services.gateway.api.tessera.grpc_events import events
 from services.gateway.api.tessera.grpc_requests import (
     read_chat,

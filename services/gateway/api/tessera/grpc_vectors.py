@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import numpy as np
 
-from services.gateway.api.grpc_pooling import GrpcPooling
+from services.gateway.api.grpc_methods.pooling import GrpcPooling
 from services.gateway.api.pooling import PooledPrompt, Pooling
 from services.gateway.api.tessera.grpc_vector_requests import read_pool, read_rerank, read_score
 from services.gateway.reading.options import GenerationOptions

@@ -8,7 +8,7 @@ from google.protobuf.message import Message
 
 from services.gateway.admission.answer_limits import AnswerLimits
 from services.gateway.admission.caller import tenant_of
-from services.gateway.api.grpc_calls import GrpcCalls, until_done
+from services.gateway.api.grpc_methods.calls import GrpcCalls, until_done
 from services.gateway.api.pooling import READ_TIMES, PooledPrompt, PooledPrompts, Pooling
 from services.gateway.reading.options import GenerationOptions
 from services.gateway.reading.valid_request import ValidRequest

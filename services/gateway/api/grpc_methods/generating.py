@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 from services.gateway.admission.admission import Admission
 from services.gateway.admission.answer_limits import AnswerLimits
 from services.gateway.admission.caller import Caller, tenant_of
-from services.gateway.api.grpc_calls import GrpcCalls, until_done
+from services.gateway.api.grpc_methods.calls import GrpcCalls, until_done
 from services.gateway.following.answer import Answer
 from services.gateway.model.served_model import ServedModel
 from services.gateway.reading.options import GenerationOptions
