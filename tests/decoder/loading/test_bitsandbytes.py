@@ -17,6 +17,7 @@ from shared.errors import InvalidRequest
 from tests.decoder.loading.test_quantization import TOLERANCE, loaded_with, log_probabilities
 from tests.support.checkpoints import make_checkpoint
 from tests.support.checkpoints.bitsandbytes import TABLES, BitsAndBytes, write_bitsandbytes
+from tests.support.checkpoints.broken_layer import LAYER, removed, replaced
 from tests.support.checkpoints.coded import edit_quantization
 
 WAYS = [
@@ -26,7 +27,6 @@ WAYS = [
     BitsAndBytes("fp4"),
     BitsAndBytes("int8"),
 ]
-LAYER = "model.layers.1.self_attn.k_proj"
 STATE = "weight.quant_state.bitsandbytes__nf4"
 
 
@@ -102,20 +102,6 @@ def test_an_older_configuration_does_not_name_the_method(tmp_path: Path) -> None
     del config["quantization_config"]["quant_method"]
     path.write_text(json.dumps(config))
     require_servable(tmp_path / "coded", parts=Parts.WEIGHTS, device="cpu")
-
-
-def removed(part: str) -> Callable[[dict[str, Tensor]], None]:
-    def change(tensors: dict[str, Tensor]) -> None:
-        del tensors[f"{LAYER}.{part}"]
-
-    return change
-
-
-def replaced(part: str, value: Tensor) -> Callable[[dict[str, Tensor]], None]:
-    def change(tensors: dict[str, Tensor]) -> None:
-        tensors[f"{LAYER}.{part}"] = value
-
-    return change
 
 
 def said(**changes: object) -> Callable[[dict[str, Tensor]], None]:

@@ -22,6 +22,7 @@ from shared.errors import InvalidRequest
 from shared.weights.linear_weight import StackedWeight
 from tests.decoder.loading.test_quantization import loaded_with, log_probabilities
 from tests.support.checkpoints import make_checkpoint
+from tests.support.checkpoints.broken_layer import LAYER, removed, replaced
 from tests.support.checkpoints.coded import Coded, Layer, edit_quantization, write_coded
 from tests.support.decoder.prompts_step import PROMPTS, run_prompts
 from tests.support.decoder.step_stream import greedy, read_floats
@@ -42,7 +43,6 @@ WAYS = [
     Coded("int-quantized", bits=8, group=0, symmetric=True, one_scale=True),
 ]
 ATTENTION = "model.layers.1.self_attn"
-LAYER = f"{ATTENTION}.k_proj"
 
 
 @pytest.mark.parametrize("how", WAYS, ids=str)
@@ -255,20 +255,6 @@ def test_auto_round_has_the_layers_of_others(tmp_path: Path, how: Coded, packing
     ):
         with pytest.raises(InvalidRequest, match=said):
             told(**changes)
-
-
-def removed(part: str) -> Callable[[dict[str, Tensor]], None]:
-    def change(tensors: dict[str, Tensor]) -> None:
-        del tensors[f"{LAYER}.{part}"]
-
-    return change
-
-
-def replaced(part: str, value: Tensor) -> Callable[[dict[str, Tensor]], None]:
-    def change(tensors: dict[str, Tensor]) -> None:
-        tensors[f"{LAYER}.{part}"] = value
-
-    return change
 
 
 @pytest.mark.parametrize(

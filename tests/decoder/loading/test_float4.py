@@ -16,6 +16,7 @@ from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 from tests.decoder.loading.test_quantization import loaded_with, log_probabilities
 from tests.support.checkpoints import make_checkpoint
+from tests.support.checkpoints.broken_layer import LAYER, removed, replaced
 from tests.support.checkpoints.coded import edit_quantization
 from tests.support.checkpoints.float4 import Float4, write_float4
 
@@ -25,7 +26,6 @@ WAYS = [
     Float4("mxfp4", "auto-round"),
     Float4("nvfp4", "modelopt"),
 ]
-LAYER = "model.layers.1.self_attn.k_proj"
 
 
 @pytest.mark.parametrize("how", WAYS, ids=str)
@@ -53,20 +53,10 @@ def test_a_decoder_computes_with_them(tmp_path: Path, how: Float4) -> None:
     assert 0 < (coded - expected).abs().max() < 2e-2
 
 
-def replaced(part: str, value: Tensor | None) -> Callable[[dict[str, Tensor]], None]:
-    def change(tensors: dict[str, Tensor]) -> None:
-        if value is None:
-            del tensors[f"{LAYER}.{part}"]
-        else:
-            tensors[f"{LAYER}.{part}"] = value
-
-    return change
-
-
 @pytest.mark.parametrize(
     ("how", "change", "weights", "said"),
     [
-        (WAYS[0], replaced("weight_global_scale", None), {}, r"weight_global_scale .* lacks it"),
+        (WAYS[0], removed("weight_global_scale"), {}, r"weight_global_scale .* lacks it"),
         (WAYS[0], replaced("weight_scale", torch.ones(32, 4)), {}, r"weight_scale .* be F8_E4M3"),
         (WAYS[1], replaced("weight_scale", torch.ones(32, 2)), {}, r"weight_scale .* be U8"),
         (WAYS[1], replaced("weight_packed", torch.ones(32, 32)), {}, r"weight_packed .* be U8"),

@@ -15,6 +15,7 @@ from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 from tests.decoder.loading.test_quantization import loaded_with, log_probabilities
 from tests.support.checkpoints import make_checkpoint
+from tests.support.checkpoints.broken_layer import LAYER, removed, replaced
 from tests.support.checkpoints.coded import edit_quantization
 from tests.support.checkpoints.float8 import Float8, write_float8
 
@@ -30,7 +31,6 @@ WAYS = [
     Float8("fbgemm_fp8", block=None),
     Float8("modelopt", block=None, one_scale=True, scalar=True),
 ]
-LAYER = "model.layers.1.self_attn.k_proj"
 
 
 @pytest.mark.parametrize("how", WAYS, ids=str)
@@ -61,20 +61,6 @@ def test_a_decoder_computes_with_them_and_may_quantize_them(
         for name in ("coded", "dense")
     )
     assert torch.equal(ours, theirs)
-
-
-def removed(part: str) -> Callable[[dict[str, Tensor]], None]:
-    def change(tensors: dict[str, Tensor]) -> None:
-        del tensors[f"{LAYER}.{part}"]
-
-    return change
-
-
-def replaced(part: str, value: Tensor) -> Callable[[dict[str, Tensor]], None]:
-    def change(tensors: dict[str, Tensor]) -> None:
-        tensors[f"{LAYER}.{part}"] = value
-
-    return change
 
 
 @pytest.mark.parametrize(
