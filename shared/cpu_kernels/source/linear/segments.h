@@ -108,7 +108,7 @@ static inline void ask_for(const void* beginning) {
     for (int64_t byte = 0; byte < BEGINNING; byte += 64) __builtin_prefetch((const char*)beginning + byte);
 }
 
-constexpr int64_t ADDED_BYTES = 128 << 10;  // of sums at once: they stay in a core's caches while panels pass
+constexpr int64_t ADDED_BYTES = 128 << 10;  // of sums at once; fewer were no faster (benchmarks/README.md)
 
 // In how many units so many ranks are.
 template <class T>
