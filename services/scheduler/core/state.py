@@ -77,9 +77,10 @@ class DecoderState:
 
     @property
     def num_waiting_tokens(self) -> int:
-        """Tokens yet to compute of sequences that lack only room, prefixes that may be cached included."""
+        """Tokens yet to compute of sequences that lack only room, prefixes that may be cached included, and of running
+        ones as far as their embeddings are there."""
         ready = (s for s in self.waiting if self.is_ready(s))
-        begun = (s.num_tokens - s.num_computed_tokens for s in self.running)
+        begun = (self.media.plannable(s, s.num_computed_tokens) for s in self.running)
         return sum(s.num_tokens for s in ready) + sum(n for n in begun if n > 1)
 
     # Plans

@@ -94,6 +94,23 @@ async def test_text_is_not_stuck_behind_images_without_an_encoder(bench: Bench) 
     await emptied(decoder)
 
 
+async def test_text_is_not_stuck_behind_images_that_wait_with_most_of_their_prompt(
+    bench: Bench,
+) -> None:
+    """Running sequences, whose embeddings are missing: what they cannot compute keeps nothing else out."""
+    decoder, _ = await bench.decoder(delay_s=0.2)
+    bench.scheduler()
+    # Then a token is known to take 3 ms or more, and what the pictures' prompts lack a second.
+    await bench.answer(await bench.ask([i % 90 + 1 for i in range(240)], max_tokens=2))
+    prompt = [5, 6, 6, 6, 6, *range(7, 107)]
+    pictures = [await bench.ask(prompt, with_picture(i), max_tokens=5) for i in range(4)]
+    async with asyncio.timeout(60):
+        while len(decoder.slots) < len(pictures):
+            await asyncio.sleep(0.01)
+    text = await bench.ask(PROMPT, max_tokens=8)
+    assert (await bench.answer(text))[0] == generate(PROMPT, 8)
+
+
 async def test_only_what_can_be_begun_soon_is_taken(bench: Bench) -> None:
     decoder, _ = await bench.decoder(delay_s=0.5)
     bench.scheduler()
