@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from services.gateway.api.anthropic.batches.schema import MessageBatchBody
 from services.gateway.api.anthropic.schema import MessagesBody
 from services.gateway.api.batches.schema import BatchRequest
 from services.gateway.api.kserve import schema as kserve
@@ -32,6 +33,7 @@ _KINDS: Mapping[str, Sequence[Kind]] = {
     "/v1/chat/completions": (openai.ChatRequest,),
     "/v1/completions": (openai.CompletionRequest,),
     "/v1/responses": (ResponseBody,),
+    "/v1/messages/batches": (MessageBatchBody, MessagesBody),
     "/v1/messages": (MessagesBody,),
     "/v1/batches": (BatchRequest,),
     "/v1/load_lora_adapter": (vllm.LoadAdapterRequest,),
