@@ -64,6 +64,11 @@ def _of_message_batches(draw: random.Random, route: str) -> dict[str, Any]:
     }
 
 
+def _of_compaction(draw: random.Random, route: str) -> dict[str, Any]:
+    asked = messages_and_responses.of_responses(draw, route)
+    return {name: asked[name] for name in ("model", "input", "instructions") if name in asked}
+
+
 def _of_adapters(draw: random.Random, route: str) -> dict[str, Any]:
     """What names an adapter; where it lies there is none."""
     return {
@@ -82,6 +87,7 @@ _MAKERS: Mapping[str, Callable[[random.Random, str], dict[str, Any]]] = {
     "/v1/unload_lora_adapter": _of_adapters,
     "/v1/messages/batches": _of_message_batches,
     "/v1/messages": messages_and_responses.of_messages,
+    "/v1/responses/compact": _of_compaction,
     "/v1/responses": messages_and_responses.of_responses,
     **dict.fromkeys(("/infer", "/v1/tokenizer", "/generate", "/v2/"), other_servers.body),
 }

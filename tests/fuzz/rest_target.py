@@ -22,6 +22,7 @@ ROUTES = [
     ("POST", "/api/chat"), ("POST", "/api/generate"), ("POST", "/api/show"),
     *(("POST", route) for route in vectors.ROUTES),
     ("POST", "/v1/responses"), ("POST", "/v1/responses"), ("POST", "/v1/responses/input_tokens"),
+    ("POST", "/v1/responses/compact"),
     ("POST", "/v1/messages"), ("POST", "/v1/messages"), ("POST", "/v1/messages/count_tokens"),
     ("POST", "/v1/files"), ("POST", "/v1/batches"), ("POST", "/v1/messages/batches"),
     ("POST", "/v1/load_lora_adapter"), ("POST", "/v1/unload_lora_adapter"),
