@@ -132,6 +132,11 @@ async def test_each_request_has_the_result_that_its_message_would_have(
         assert says in error.message, error.message
     assert results["another"].error.error.type == "not_found_error"
     assert {*stage.scheduler.classes} == {"batch"}
+    # Of both its files the one with requests is gone.
+    sizes = f"{Keys(MODEL).prefix}:stored:sizes"
+    async with connect(stage.settings.redis_url) as redis, asyncio.timeout(60):
+        while len(await redis.hkeys(sizes)) != 2:
+            await asyncio.sleep(0.02)
 
 
 async def test_what_is_wrong_with_the_batch_itself_is_refused(
@@ -350,3 +355,21 @@ async def test_a_batch_waits_for_room_and_says_where_there_is_none(
         large: Iterable[Any] = [request(name, system="x" * (1 << 20)) for name in named(3)]
         with pytest.raises(anthropic.RateLimitError, match="--file-store-bytes"):
             await client.messages.batches.create(requests=large)
+
+
+async def test_a_batch_whose_requests_are_lost_ends_and_says_so(
+    stage: Stage, client: AsyncAnthropic
+) -> None:
+    hold(stage)
+    batch = await client.messages.batches.create(requests=map(request, named(3)))
+    await stage.admitted(3)
+    record = Keys(MODEL).stored(batch.id)
+    async with connect(stage.settings.redis_url) as redis:
+        file: Any = await redis.hget(record, "input")
+        await redis.delete(Keys(MODEL).stored(file.decode()))
+        await redis.hdel(record, "leader")
+    batch = await ended(client, batch.id)
+    assert counts_of(batch) == {"errored": 3}
+    with pytest.raises(anthropic.NotFoundError, match="has no results"):
+        await client.messages.batches.results(batch.id)
+    assert (await client.messages.batches.delete(batch.id)).id == batch.id

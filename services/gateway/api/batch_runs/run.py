@@ -17,7 +17,7 @@ from services.gateway.api.parts import Parts
 from shared.errors import InvalidRequest, NotFound
 from shared.net import tasks
 from shared.queue.stores.batch_store import UNSENT, StoredBatch
-from shared.queue.stores.file_store import StoredFile
+from shared.queue.stores.file_store import INNER_KIND, StoredFile
 
 log = structlog.get_logger(__name__)
 
@@ -65,7 +65,7 @@ class BatchRun:
             return
         current = await self._current()
         await Outputs(self._parts.batches, self._parts.files, current, self._gateway).write()
-        await self._note(outcome)
+        await self._end(outcome)
         log.info("a batch has ended", batch=batch.id, status=outcome, lines=current.total)
 
     async def fail(self, message: str) -> None:
@@ -138,8 +138,14 @@ class BatchRun:
     async def _fail(self, problems: list[Problem], total: int = 0) -> None:
         content = msgspec.json.encode(Problems(data=problems))
         known = self._batch.total
-        await self._note("failed", total=total if known is None else known, problems=content)
+        await self._end("failed", total=total if known is None else known, problems=content)
         log.info("a batch has failed", batch=self._batch.id, problems=len(problems))
+
+    async def _end(self, status: str, **fields: str | bytes | int) -> None:
+        """Its last status. A file that it had for itself makes room for others."""
+        await self._note(status, **fields)
+        if self._batch.input.startswith(INNER_KIND):
+            await self._parts.files.forget(self._batch.input, self._batch.tenant)
 
     async def _note(self, status: str, **fields: str | bytes | int) -> None:
         if not await self._parts.batches.note(self._batch.id, self._gateway, status, **fields):
