@@ -15,6 +15,7 @@ from services.gateway.admission.request_options import Timeouts
 from services.gateway.admission.resume import Resumption
 from services.gateway.admission.sent_files import SentFiles
 from services.gateway.admission.tenant_weights import TenantWeights, read_weights
+from services.gateway.api.batch_forms import BatchForms
 from services.gateway.api.generating import Generating
 from services.gateway.api.grpc_methods.calls import GrpcCalls
 from services.gateway.api.grpc_methods.generating import GrpcGenerating
@@ -219,6 +220,7 @@ async def open_parts(
                 round(settings.file_keep * 1000),
             ),
             batches=BatchStore(redis, keys, settings.file_store_bytes),
+            batch_forms=BatchForms(),
             work=await stack.enter_async_context(LastingWork()),
             inner_calls=InnerCalls(keys.tag),
             generating=generating,

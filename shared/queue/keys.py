@@ -67,11 +67,12 @@
     t:{m}:responses:expiry        zset    rid -> when it is forgotten (ms)
     t:{m}:responses:sizes|total           bytes of each, and of all
     t:{m}:responses:open          zset    rid -> since when (ms) it has no response yet
-    t:{m}:stored:<id>             hash    a file (`file-...`) or a batch (`batch_...`): tenant, created_ms, expires_ms
-                                          and what `file_store.py` and `batch_store.py` list
+    t:{m}:stored:<id>             hash    a file (`file-...`, `inner-...` of a message batch) or a batch (`batch_...`,
+                                          `msgbatch_...`): tenant, created_ms, expires_ms and what `file_store.py`
+                                          and `batch_store.py` list
     t:{m}:stored:<id>:pieces      hash    number -> a piece of a file, of about 1 MiB
-    t:{m}:stored:<id>:results     hash    number of a line of a batch -> c or f (completed or failed) and its result,
-                                          until they are moved into files
+    t:{m}:stored:<id>:results     hash    number of a line of a batch -> c, f or u (completed, failed, unsent) and its
+                                          result, until they are moved into files
     t:{m}:stored:of:<kind>:<tenant> zset  id -> us of its creation: the files, or the batches, of a tenant
     t:{m}:stored:expiry|sizes|total       until when (ms) each is kept, bytes of each, and of all
     t:{m}:batches:open            zset    id -> until when (ms) a gateway leads it, of batches that have not ended

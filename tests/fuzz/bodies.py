@@ -54,6 +54,21 @@ def _of_batches(draw: random.Random, route: str) -> dict[str, Any]:
     }
 
 
+def _of_message_batches(draw: random.Random, route: str) -> dict[str, Any]:
+    names = [draw.choice(["a", "b-1", str(number)]) for number in range(draw.randint(1, 4))]
+    params = [messages_and_responses.of_messages(draw, route) for _ in names]
+    return {
+        "requests": [
+            {"custom_id": name, "params": one} for name, one in zip(names, params, strict=True)
+        ]
+    }
+
+
+def _of_compaction(draw: random.Random, route: str) -> dict[str, Any]:
+    asked = messages_and_responses.of_responses(draw, route)
+    return {name: asked[name] for name in ("model", "input", "instructions") if name in asked}
+
+
 def _of_adapters(draw: random.Random, route: str) -> dict[str, Any]:
     """What names an adapter; where it lies there is none."""
     return {
@@ -70,7 +85,9 @@ _MAKERS: Mapping[str, Callable[[random.Random, str], dict[str, Any]]] = {
     "/v1/batches": _of_batches,
     "/v1/load_lora_adapter": _of_adapters,
     "/v1/unload_lora_adapter": _of_adapters,
+    "/v1/messages/batches": _of_message_batches,
     "/v1/messages": messages_and_responses.of_messages,
+    "/v1/responses/compact": _of_compaction,
     "/v1/responses": messages_and_responses.of_responses,
     **dict.fromkeys(("/infer", "/v1/tokenizer", "/generate", "/v2/"), other_servers.body),
 }

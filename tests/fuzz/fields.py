@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from services.gateway.api.anthropic.batches.schema import MessageBatchBody
 from services.gateway.api.anthropic.schema import MessagesBody
 from services.gateway.api.batches.schema import BatchRequest
 from services.gateway.api.kserve import schema as kserve
@@ -21,7 +22,7 @@ from services.gateway.api.ollama.schema import (
 )
 from services.gateway.api.openai import pooled_schema as pooled
 from services.gateway.api.openai import schema as openai
-from services.gateway.api.responses.schema import ResponseBody
+from services.gateway.api.responses.schema import CompactBody, ResponseBody
 from services.gateway.api.tgi.schema import GenerateRequest as TgiRequest
 from services.gateway.api.vllm import schema as vllm
 
@@ -31,7 +32,9 @@ Kind = type[msgspec.Struct]
 _KINDS: Mapping[str, Sequence[Kind]] = {
     "/v1/chat/completions": (openai.ChatRequest,),
     "/v1/completions": (openai.CompletionRequest,),
+    "/v1/responses/compact": (CompactBody,),
     "/v1/responses": (ResponseBody,),
+    "/v1/messages/batches": (MessageBatchBody, MessagesBody),
     "/v1/messages": (MessagesBody,),
     "/v1/batches": (BatchRequest,),
     "/v1/load_lora_adapter": (vllm.LoadAdapterRequest,),

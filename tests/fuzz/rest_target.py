@@ -22,8 +22,9 @@ ROUTES = [
     ("POST", "/api/chat"), ("POST", "/api/generate"), ("POST", "/api/show"),
     *(("POST", route) for route in vectors.ROUTES),
     ("POST", "/v1/responses"), ("POST", "/v1/responses"), ("POST", "/v1/responses/input_tokens"),
+    ("POST", "/v1/responses/compact"),
     ("POST", "/v1/messages"), ("POST", "/v1/messages"), ("POST", "/v1/messages/count_tokens"),
-    ("POST", "/v1/files"), ("POST", "/v1/batches"),
+    ("POST", "/v1/files"), ("POST", "/v1/batches"), ("POST", "/v1/messages/batches"),
     ("POST", "/v1/load_lora_adapter"), ("POST", "/v1/unload_lora_adapter"),
 ]  # fmt: skip
 _OTHERS = [
@@ -38,6 +39,8 @@ _OTHERS = [
     ("GET", "/v1/files?limit=-1"), ("GET", "/v1/files/expiry"), ("GET", "/v1/files/%00/content"),
     ("DELETE", "/v1/files/x"), ("GET", "/v1/batches?after=expiry"), ("GET", "/v1/batches/sizes"),
     ("POST", "/v1/batches/total/cancel"),
+    ("GET", "/v1/messages/batches?before_id=expiry"), ("GET", "/v1/messages/batches/%00/results"),
+    ("DELETE", "/v1/messages/batches/msgbatch_x"), ("POST", "/v1/messages/batches/x/y/cancel"),
     ("GET", "/v1/requests//stream/"), ("GET", "/v2/models/a/b/c"), ("GET", "/v2/health/ready"), ("GET", "/v2/models/"),
     ("GET", "/info"), ("GET", "/v2/models/fuzzed/config"), ("POST", "/v2/models/fuzzed/versions/2/infer"),
     ("GET", "/api/tags"), ("GET", "/api/ps"), ("DELETE", "/api/delete"),

@@ -18,9 +18,6 @@ _INSTEAD: Mapping[str, Sequence[str]] = {
     ),
     "send the messages to /tokenize": ("/chat_tokenize",),
     "send the texts to /v1/embeddings": ("/v2/embed", "/embed"),
-    "send the requests to /v1/files as a file, and make a batch of it at /v1/batches": (
-        "/v1/messages/batches",
-    ),
     "send the texts to /classify, where a classifier is served": ("/v1/moderations",),
     "this server serves no model that hears or speaks yet": ("/v1/audio",),
     "this server's answers are text alone": ("/v1/images", "/v1/videos"),

@@ -10,6 +10,7 @@ from services.gateway.admission.preprocess_pool import PreprocessPool
 from services.gateway.admission.request_options import Timeouts
 from services.gateway.admission.resume import Resumption
 from services.gateway.admission.sent_files import SentFiles
+from services.gateway.api.batch_forms import BatchForms
 from services.gateway.api.generating import Generating
 from services.gateway.api.grpc_methods.generating import GrpcGenerating
 from services.gateway.api.grpc_methods.pooling import GrpcPooling
@@ -75,6 +76,7 @@ class Parts:
     sent_files: SentFiles
     file_limits: FileLimits
     batches: BatchStore
+    batch_forms: BatchForms
     work: LastingWork
     inner_calls: InnerCalls
     generating: Generating

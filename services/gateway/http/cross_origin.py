@@ -5,7 +5,7 @@ from collections.abc import Collection
 from services.gateway.http.exchange import Exchange
 
 # Clients of a browser read these beside what every page may read.
-_EXPOSED = b"x-request-id, x-tessera-request-id, retry-after"
+_EXPOSED = b"x-request-id, request-id, x-tessera-request-id, retry-after"
 _KEPT_S = b"600"
 
 

@@ -18,8 +18,8 @@ Handler = Callable[[Exchange, Caller], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One method of one path. In a path `*` as its third part stands for a name, which may have slashes, `**` at its
-    end for all that follows.
+    """One method of one path. In a path `*` as its third or fourth part stands for a name, which may have slashes, `**`
+    at its end for all that follows.
     """
 
     method: str

@@ -31,6 +31,7 @@ _SECOND_S = 1.0
 _BLOCKED_S = 60.0
 _DISCARD_S = 2.0
 _CHECK_S = 10.0
+_ANTHROPIC = "anthropic-version"
 # Bytes of an answer that is sent at once.
 _SMALL = 64 << 10
 # Frames are lines of JSON in UTF-8. Characters at which some readers end lines, of those that JSON leaves as they are,
@@ -373,9 +374,12 @@ class Exchange:
         more: list[tuple[bytes, bytes]] | None,
     ) -> Message:
         self.status = status
+        name = (self.client_request_id or self.request_id).encode()
+        # Anthropic's clients, which send their version wherever they call, read it under another name.
+        names = (b"x-request-id", b"request-id") if self.header(_ANTHROPIC) else (b"x-request-id",)
         headers = [
             (b"content-type", kind),
-            (b"x-request-id", (self.client_request_id or self.request_id).encode()),
+            *((header, name) for header in names),
             (b"x-tessera-request-id", self.request_id.encode()),
             *self.common_headers,
             *first,

@@ -7,7 +7,7 @@ from services.gateway.http.by_body import ByBody, Mounted
 from services.gateway.http.endpoint import Endpoint
 from services.gateway.http.exchange import BodyLimits
 
-_NAME = 3  # the place of a name among the parts of a path
+_NAMES = (3, 4)  # the places of a name among the parts of a path
 _MOST_BEHIND = 3  # parts behind a name
 
 
@@ -105,11 +105,13 @@ def _one(found: Sequence[Mounted], limits: BodyLimits) -> Mounted:
 
 
 def _with_star(path: str) -> Iterator[str]:
-    """The path with its third part, which names something, as a star; then with more and more parts as that name."""
+    """The path with its third part, which names something, as a star; then with more and more parts as that name. The
+    same with its fourth one."""
     parts = path.split("/")
-    if len(parts) <= _NAME or not parts[_NAME]:
-        return
-    head = "/".join(parts[:_NAME])
-    most = len(parts) - _NAME - 1
-    for behind in range(min(most, _MOST_BEHIND), -1, -1):
-        yield "/".join([head, "*", *parts[len(parts) - behind :]])
+    for place in _NAMES:
+        if len(parts) <= place or not parts[place]:
+            return
+        head = "/".join(parts[:place])
+        most = len(parts) - place - 1
+        for behind in range(min(most, _MOST_BEHIND), -1, -1):
+            yield "/".join([head, "*", *parts[len(parts) - behind :]])

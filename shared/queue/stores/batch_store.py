@@ -14,8 +14,11 @@ from shared.queue.keys import Keys
 from shared.queue.stores.file_store import is_file_id, no_room
 from shared.queue.stores.stored import Record, StoredVerbs
 
-KIND = "batch"
+# What ids of OpenAI's batches begin with, and those of Anthropic's.
+KIND, MESSAGE_KIND = "batch", "msgbatch"
 COMPLETED, FAILED = "completed", "failed"
+# Of a line that was left when its batch ended.
+UNSENT = "unsent"
 STATUSES = (
     *("validating", "in_progress", "finalizing", "cancelling"),
     *(COMPLETED, FAILED, "expired", "cancelled"),
@@ -23,7 +26,7 @@ STATUSES = (
 
 Words = tuple[str | bytes | int, ...]
 
-_NAME = re.compile(rf"{KIND}_[0-9a-f]{{32}}")
+_NAME = re.compile(rf"(?:{KIND}|{MESSAGE_KIND})_[0-9a-f]{{32}}")
 _MOST_OPEN = 1000
 # What a batch has written of a file is kept for so long while nobody goes on with it.
 _UNFINISHED_MS = 30 * 86_400_000
@@ -52,6 +55,7 @@ class StoredBatch:
     total: int | None
     completed: int
     failed: int
+    unsent: int
     # What is wrong with its lines, as JSON; empty for nothing.
     problems: bytes
     # How it will end, once no more results are taken; empty until then.
@@ -69,9 +73,14 @@ class Led:
     statuses: Mapping[str, str]
 
 
-def new_batch_id() -> str:
+def new_batch_id(kind: str = KIND) -> str:
     """A name that nobody can guess."""
-    return f"{KIND}_{random_hex(16)}"
+    return f"{kind}_{random_hex(16)}"
+
+
+def kind_of(batch_id: str) -> str:
+    """What the id of a batch begins with."""
+    return batch_id.partition("_")[0]
 
 
 class BatchStore(StoredVerbs):
@@ -125,9 +134,11 @@ class BatchStore(StoredVerbs):
         (found,) = await self._ask([("HGET", self._keys.stored(batch_id), "tenant")])
         return None if found is None else str(found, "utf-8")
 
-    async def page(self, tenant: str, after: str, most: int) -> list[StoredBatch] | None:
-        """At most so many of a tenant's batches that are older than `after`; None where that is none of them."""
-        names = await self.names(KIND, tenant, after, most)
+    async def page(
+        self, kind: str, tenant: str, after: str, most: int, *, oldest_first: bool = False
+    ) -> list[StoredBatch] | None:
+        """At most so many of a tenant's batches of a kind behind `after`; None where that is none of them."""
+        names = await self.names(kind, tenant, after, most, oldest_first=oldest_first)
         if names is None:
             return None
         found = await self.records(names, tenant)
@@ -139,6 +150,14 @@ class BatchStore(StoredVerbs):
             return None
         answer = await self._scripts.call("batch_cancel", batch_id, tenant)
         return None if answer == b"GONE" else str(answer, "ascii")
+
+    async def forget(self, batch_id: str, tenant: str, files: Sequence[str]) -> str:
+        """Removes a batch that has ended, and files that it has for itself. Returns "done", "gone" where there is none,
+        or "open" where it has not ended.
+        """
+        if not _NAME.fullmatch(batch_id):
+            return "gone"
+        return str(await self._scripts.call("batch_forget", batch_id, tenant, *files), "ascii")
 
     async def lease(self, gateway: str, lease_ms: int, most: int, led: Sequence[str]) -> Led:
         """Renews a gateway's leases on batches that it leads, and takes others, up to `most`."""
@@ -159,7 +178,7 @@ class BatchStore(StoredVerbs):
         return bool(await self._scripts.call("batch_note", batch_id, gateway, status, *flat))
 
     async def keep_result(self, batch_id: str, line: int, kind: str, result: bytes) -> bool:
-        """Keeps the result of a line, unless it has one. `kind` is COMPLETED or FAILED."""
+        """Keeps the result of a line, unless it has one. `kind` is COMPLETED, FAILED or UNSENT."""
         return bool(await self._scripts.call("batch_result", batch_id, line, kind, result))
 
     async def lines_with_results(self, batch_id: str) -> set[int]:
@@ -223,6 +242,7 @@ def _batch(batch_id: str, found: Record) -> StoredBatch:
         total=number("total") if "total" in found else None,
         completed=number("completed"),
         failed=number("failed"),
+        unsent=number(UNSENT),
         problems=found.get("problems", b""),
         outcome=text("outcome"),
         output_pieces=number(f"pieces:{output}"),

@@ -12,8 +12,10 @@ from shared.queue.stores.stored import Record, StoredVerbs
 
 PIECE_BYTES = 1 << 20
 KIND = "file"
+# Files that batches have for themselves: no list has them.
+INNER_KIND = "inner"
 
-_NAME = re.compile(rf"{KIND}-[0-9a-f]{{32}}")
+_NAME = re.compile(rf"(?:{KIND}|{INNER_KIND})-[0-9a-f]{{32}}")
 # Records that are read at once.
 _AT_ONCE = 200
 # An upload that stands still for so long is dropped.
@@ -33,9 +35,9 @@ class StoredFile:
     expires_ms: int
 
 
-def new_file_id() -> str:
+def new_file_id(kind: str = KIND) -> str:
     """A name that nobody can guess."""
-    return f"{KIND}-{random_hex(16)}"
+    return f"{kind}-{random_hex(16)}"
 
 
 class FileStore(StoredVerbs):

@@ -1,6 +1,7 @@
 """Anthropic's client for Python."""
 
 import base64
+import time
 from typing import Literal
 
 from anthropic import Anthropic, beta_tool
@@ -47,6 +48,15 @@ file = client.beta.files.upload(file=("a.png", base64.b64decode(PICTURE), "image
 blocks[0] = {"type": "image", "source": {"type": "file", "file_id": file.id}}
 found("picture", "file", create(**short, messages=pictures).content[0].text)
 client.beta.files.delete(file.id)
+
+params = {"model": ASKED.model, "max_tokens": ASKED.tokens, "temperature": 0, "messages": TURNS}
+batch = client.messages.batches.create(requests=[{"custom_id": "one", "params": params}])
+while batch.processing_status != "ended":
+    time.sleep(0.2)
+    batch = client.messages.batches.retrieve(batch.id)
+[answered] = client.messages.batches.results(batch.id)
+found("chat", "batch", answered.result.message.content[0].text)
+client.messages.batches.delete(batch.id)
 
 tools = [{"name": "count", "description": "How many there are.", "input_schema": SHAPES}]
 calling = {**greedy, "max_tokens": ENOUGH, "tools": tools, "tool_choice": {"type": "any"}}

@@ -330,7 +330,7 @@ async def test_errors_of_the_anthropic_client(stage: Stage, client: "AsyncAnthro
     with pytest.raises(anthropic.NotFoundError, match="other"):
         await client.messages.create(**BODY | {"model": "other"})
     assert error_of(await stage.http.get(PATH)) == (405, "invalid_request_error")
-    assert error_of(await stage.http.post(f"{PATH}/batches")) == (404, "not_found_error")
+    assert error_of(await stage.http.post(f"{PATH}/none")) == (404, "not_found_error")
     stage.scheduler.answer = lambda spec: [stage.tokenizer.encode("The red").ids]
     stage.scheduler.failure = InvalidRequest("BAD_LUCK", "it broke").to_failure()
     text = ""

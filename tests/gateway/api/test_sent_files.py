@@ -15,6 +15,13 @@ from tokenizers import Tokenizer
 
 from services.gateway.apis import APIS
 from services.gateway.gateway import open_gateway
+from shared.errors import InvalidRequest
+from shared.net.channels import open_channel
+from shared.net.rpc.errors import calling
+from tessera.gateway.v1.chat_pb2 import ChatEvent, ChatMessage, ChatRequest, ContentPart
+from tessera.gateway.v1.chat_pb2_grpc import ChatServiceStub
+from tessera.gateway.v1.vectors_pb2 import PoolRequest
+from tessera.gateway.v1.vectors_pb2_grpc import VectorServiceStub
 from tests.support.gateway.stage import ANSWER, MODEL, Stage, open_stage
 from tests.support.network.http import plain_client
 from tests.support.pictures import data_url, png
@@ -107,6 +114,54 @@ async def test_a_file_that_is_none_of_theirs_is_not_shown(stage: Stage) -> None:
         400,
         "input[0].content[0].file_id",
     )
+
+
+def turn(*parts: ContentPart) -> list[ChatMessage]:
+    return [ChatMessage(role="user", content=[ContentPart(text="hello"), *parts])]
+
+
+async def over_grpc(address: str, key: str, *parts: ContentPart) -> list[ChatEvent]:
+    async with open_channel(address) as channel:
+        call = ChatServiceStub(channel).Chat(
+            ChatRequest(messages=turn(*parts)), metadata=[("authorization", f"Bearer {key}")]
+        )
+        with calling("gateway"):
+            return [event async for event in call]
+
+
+async def test_grpc_shows_a_file_that_was_sent_at_any_gateway(stage: Stage) -> None:
+    file = await sent(stage)
+    part = ContentPart(file_id=file.id, uuid="dog")
+    async with open_gateway(stage.settings) as other:
+        for address in (stage.gateway.grpc_address, other.grpc_address):
+            events = await over_grpc(address, "none", part)
+            assert "".join(event.delta.text for event in events) == ANSWER
+            assert shown(stage) == [PICTURE]
+            assert list(stage.preprocess.seen[-1].conversation.item_names) == ["dog"]
+    batch = await sent(stage, b"{}\n", "batch")
+    for key, file_id, says in (
+        ("another", file.id, "there is no file"),
+        ("none", batch.id, "purpose batch"),
+        ("none", "", "is missing"),
+        ("none", "x" * 300, "longer than 256"),
+    ):
+        with pytest.raises(InvalidRequest, match=says) as refused:
+            await over_grpc(stage.gateway.grpc_address, key, ContentPart(file_id=file_id))
+        assert refused.value.metadata["field"] == "messages[0].content[1].file.file_id"
+    # By an id alone, not by an address.
+    with pytest.raises(InvalidRequest, match="must be a data:"):
+        by_url = ContentPart(image_url=f"sent-file:{file.id}")
+        await over_grpc(stage.gateway.grpc_address, "none", by_url)
+
+
+async def test_vectors_over_grpc_show_a_file_that_was_sent(embeds: Stage) -> None:
+    file = await sent(embeds)
+    request = PoolRequest(messages=turn(ContentPart(file_id=file.id)))
+    async with open_channel(embeds.gateway.grpc_address) as channel:
+        call = VectorServiceStub(channel).Pool(request, metadata=[("authorization", "Bearer none")])
+        vector, usage = [event async for event in call]
+    assert vector.vector.values and usage.usage.prompt_tokens
+    assert shown(embeds) == [PICTURE]
 
 
 async def test_files_of_one_request_are_no_larger_than_a_body(stage: Stage) -> None:

@@ -2,10 +2,11 @@
 
 from typing import Any
 
+import anthropic
 import pytest
 
 from services.gateway.admission.admission import Admission
-from tests.support.gateway.stage import Stage
+from tests.support.gateway.stage import MODEL, Stage
 
 OWN = "trace-7f3.a:b/c+d=e@f_g"
 
@@ -43,3 +44,22 @@ async def test_names_that_logs_could_not_hold_are_not_taken(
     reply = await stage.http.get("/v1/models", headers=headers)
     ours = reply.headers["x-tessera-request-id"]
     assert ours.startswith("r_") and reply.headers["x-request-id"] == ours
+
+
+async def test_anthropics_clients_find_the_name_where_they_look(stage: Stage) -> None:
+    client = anthropic.AsyncAnthropic(
+        base_url=stage.gateway.url,
+        api_key="none",
+        max_retries=0,
+        http_client=anthropic.DefaultAsyncHttpxClient(verify=False),
+    )
+    asked: Any = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
+    async with client:
+        message = await client.messages.create(**asked, max_tokens=50)
+        assert message.id == f"msg_{message._request_id}"
+        async with client.messages.stream(**asked, max_tokens=50) as stream:
+            assert (await stream.get_final_message()).id == f"msg_{stream.request_id}"
+        with pytest.raises(anthropic.BadRequestError) as refused:
+            await client.messages.create(**asked, max_tokens=0)
+        assert (refused.value.request_id or "").startswith("r_")
+    assert "request-id" not in (await stage.http.get("/v1/models")).headers

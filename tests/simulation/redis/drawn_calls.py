@@ -340,7 +340,7 @@ class Draw:
         rng = self._rng
         name, gateway = rng.choice(["batch_a", "batch_b"]), rng.choice(self._sids)
         line = rng.choice("123")
-        match rng.randrange(10):
+        match rng.randrange(11):
             case 0 | 1:
                 words = ["x", "file-a", "20000", "9000", "2", "3000", "endpoint", "e"]
                 return "batch_create", [name, *words]
@@ -348,7 +348,7 @@ class Draw:
                 led = rng.sample(["batch_a", "batch_b"], rng.randint(0, 2))
                 return "batch_lease", [gateway, "1500", "2", *led]
             case 4:
-                kind = rng.choice(["completed", "failed"])
+                kind = rng.choice(["completed", "failed", "unsent"])
                 return "batch_result", [name, line, kind, "r" * rng.randint(1, 60)]
             case 5 | 6:
                 return "batch_move", [name, gateway, "file-out", line, "9000", "piece", line]
@@ -357,4 +357,6 @@ class Draw:
                 return "batch_note", [name, gateway, status, "outcome", "completed"]
             case 8:
                 return "batch_release", [gateway, *rng.sample(["batch_a", "batch_b"], 2)]
+            case 9:
+                return "batch_forget", [name, rng.choice(["x", "x", "y"]), "file-out"]
         return "batch_cancel", [name, rng.choice(["x", "x", "y"])]

@@ -2,7 +2,8 @@
 
 import msgspec
 
-from services.gateway.api.batches.schema import BatchObject, Counts, Problems
+from services.gateway.api.batch_runs.problems import Problems
+from services.gateway.api.batches.schema import BatchObject, Counts
 from services.gateway.decoding.typed import decoder_of
 from shared.queue.stores.batch_store import StoredBatch
 
@@ -37,7 +38,7 @@ def batch_object(batch: StoredBatch) -> BatchObject:
         cancelling_at=at("cancelling"),
         cancelled_at=at("cancelled"),
         request_counts=Counts(
-            total=batch.total or 0, completed=batch.completed, failed=batch.failed
+            total=batch.total or 0, completed=batch.completed, failed=batch.failed + batch.unsent
         ),
         metadata=msgspec.json.decode(batch.metadata) if batch.metadata else None,
     )

@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 
 from services.gateway.admission.api_keys import BEARER, X_API_KEY
+from services.gateway.api.batch_runs.runner import BatchRunner
 from services.gateway.api.batches.files import Files
 from services.gateway.api.batches.handlers import Batches
-from services.gateway.api.batches.runner import BatchRunner
+from services.gateway.api.batches.line_form import OpenAILines
 from services.gateway.api.batches.schema import (
     BatchObject,
     BatchPage,
@@ -21,6 +22,7 @@ from services.gateway.api.parts import Api, Parts
 from services.gateway.http.endpoint import Route
 from services.gateway.http.forms import ErrorReply
 from shared.errors import ServingError
+from shared.queue.stores.batch_store import KIND
 
 _PAGE = {
     "limit": "how many to list at most",
@@ -56,11 +58,14 @@ class BatchesEndpoint:
 
 def _endpoint(parts: Parts) -> BatchesEndpoint:
     limits = parts.file_limits
-    runner = BatchRunner(parts)
+    parts.batch_forms.add(KIND, OpenAILines())
+    BatchRunner(parts)
     return BatchesEndpoint(
         Uploads(parts.files, limits, parts.body_limits.budget, parts.slices, parts.work),
         Files(parts.files),
-        Batches(parts.batches, runner, parts.inner_calls, parts.body_limits, limits.keep_ms),
+        Batches(
+            parts.batches, parts.batch_forms, parts.inner_calls, parts.body_limits, limits.keep_ms
+        ),
     )
 
 

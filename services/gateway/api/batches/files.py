@@ -3,13 +3,13 @@
 from collections.abc import AsyncIterator
 
 from services.gateway.admission.caller import Caller, tenant_of
+from services.gateway.api.batch_runs.paging import read_page
 from services.gateway.api.batches.file_objects import file_object
-from services.gateway.api.batches.paging import read_page
 from services.gateway.api.batches.schema import Deleted, FilePage
 from services.gateway.decoding.bounds import text, wrong
 from services.gateway.http.exchange import Exchange
 from shared.errors import NotFound
-from shared.queue.stores.file_store import FileStore, StoredFile
+from shared.queue.stores.file_store import KIND, FileStore, StoredFile
 
 _PATH = "/v1/files/"
 _USUAL, _MOST = 1000, 10_000
@@ -63,7 +63,9 @@ class Files:
 
     async def _find(self, exchange: Exchange, caller: Caller, behind: str = "") -> StoredFile:
         name = exchange.path.removeprefix(_PATH).removesuffix(behind)
-        found = await self._store.find(name, tenant_of(caller, ""))
+        found = None
+        if name.startswith(KIND):  # not those that batches have for themselves
+            found = await self._store.find(name, tenant_of(caller, ""))
         if found is None:
             raise NotFound(
                 "FILE_NOT_FOUND", f"there is no file {name[:64]!r} of yours", field="file_id"

@@ -7,9 +7,9 @@ from functools import partial
 import msgspec
 
 from services.gateway.admission.caller import Caller, tenant_of
+from services.gateway.api.batch_forms import BatchForms
+from services.gateway.api.batch_runs.paging import read_page
 from services.gateway.api.batches.batch_objects import batch_object
-from services.gateway.api.batches.paging import read_page
-from services.gateway.api.batches.runner import BatchRunner
 from services.gateway.api.batches.schema import BatchPage, BatchRequest
 from services.gateway.api.batches.uploads import keep_of
 from services.gateway.decoding.bounds import text, wrong
@@ -17,7 +17,13 @@ from services.gateway.decoding.decode import decode, off_loop
 from services.gateway.http.exchange import BodyLimits, Exchange
 from services.gateway.http.inner_calls import InnerCalls
 from shared.errors import NotFound
-from shared.queue.stores.batch_store import BatchStore, StoredBatch, new_batch_id
+from shared.queue.stores.batch_store import (
+    KIND,
+    BatchStore,
+    StoredBatch,
+    kind_of,
+    new_batch_id,
+)
 from shared.queue.stores.file_store import new_file_id
 
 _PATH = "/v1/batches/"
@@ -35,14 +41,14 @@ class Batches:
     def __init__(
         self,
         store: BatchStore,
-        runner: BatchRunner,
+        forms: BatchForms,
         calls: InnerCalls,
         limits: BodyLimits,
         keep_ms: int,
     ) -> None:
         """`keep_ms`: for how long a batch is kept beyond its window, and its files unless it says otherwise."""
         self._store = store
-        self._runner = runner
+        self._forms = forms
         self._calls = calls
         self._limits = limits
         self._keep_ms = keep_ms
@@ -69,7 +75,7 @@ class Batches:
         await self._store.create(
             batch_id, tenant, asked.input_file_id, _window_ms(window), self._keep_ms, fields
         )
-        self._runner.wake()
+        self._forms.woken.set()
         await self._reply(exchange, batch_id, tenant)
 
     async def all(self, exchange: Exchange, caller: Caller) -> None:
@@ -77,7 +83,7 @@ class Batches:
         asked = read_page(exchange.query, _USUAL, _MOST)
         if asked.oldest_first:
             raise wrong("order", "must be desc: batches are listed from the newest on")
-        found = await self._store.page(tenant_of(caller, ""), asked.after, asked.limit + 1)
+        found = await self._store.page(KIND, tenant_of(caller, ""), asked.after, asked.limit + 1)
         if found is None:
             raise wrong("after", f"must be the id of a batch of yours, not {asked.after!r}")
         page = found[: asked.limit]
@@ -98,12 +104,15 @@ class Batches:
         """POST /v1/batches/{id}/cancel: ends it. One that has ended, or is about to, stays as it is."""
         batch_id = exchange.path.removeprefix(_PATH).removesuffix("/cancel")
         tenant = tenant_of(caller, "")
-        await self._store.cancel(batch_id, tenant)
-        self._runner.wake()
+        if kind_of(batch_id) == KIND:
+            await self._store.cancel(batch_id, tenant)
+        self._forms.woken.set()
         await self._reply(exchange, batch_id, tenant)
 
     async def _reply(self, exchange: Exchange, batch_id: str, tenant: str) -> None:
-        found: StoredBatch | None = await self._store.find(batch_id, tenant)
+        found: StoredBatch | None = None
+        if kind_of(batch_id) == KIND:
+            found = await self._store.find(batch_id, tenant)
         if found is None:
             raise NotFound(
                 "BATCH_NOT_FOUND", f"there is no batch {batch_id[:64]!r} of yours", field="batch_id"

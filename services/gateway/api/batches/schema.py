@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from services.gateway.api.batch_runs.problems import Problems
 from services.gateway.decoding.about import about
 from services.gateway.decoding.decode import Whole
 
@@ -123,22 +124,6 @@ class Counts(msgspec.Struct, kw_only=True):
     total: int
     completed: int
     failed: int
-
-
-class Problem(msgspec.Struct, kw_only=True):
-    """What is wrong with a line, or with a whole batch."""
-
-    code: str
-    message: str
-    param: str | None = None
-    line: int | None = None
-
-
-class Problems(msgspec.Struct, kw_only=True):
-    """The first of them."""
-
-    object: str = "list"
-    data: Sequence[Problem]
 
 
 class BatchObject(msgspec.Struct, kw_only=True):

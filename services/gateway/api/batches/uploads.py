@@ -1,10 +1,10 @@
 """POST /v1/files: a file that goes to Redis piece by piece while it comes."""
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 
 from services.gateway.admission.caller import Caller, tenant_of
 from services.gateway.admission.sent_files import SHOWN_PURPOSES
+from services.gateway.api.batch_runs.written_file import WrittenFile
 from services.gateway.api.batches.file_objects import file_object
 from services.gateway.api.batches.schema import UploadFields
 from services.gateway.api.batches.upload_form import UploadForm
@@ -21,7 +21,6 @@ from shared.queue.stores.file_store import PIECE_BYTES, FileStore, StoredFile, n
 
 INPUT = "batch"
 PURPOSES = (INPUT, *SHOWN_PURPOSES)
-OUTPUT = "batch_output"
 ANCHOR = "created_at"
 SHORTEST_KEEP_S, LONGEST_KEEP_S = 3600, 30 * 86_400
 
@@ -62,7 +61,7 @@ class Uploads:
 
     async def _take(self, exchange: Exchange, form: UploadForm, tenant: str) -> StoredFile:
         file_id = new_file_id()
-        written = _Written(self._store, file_id)
+        written = WrittenFile(self._store, file_id)
         try:
             async for piece in self._slices_of(exchange):
                 await written.add(form.feed(piece))
@@ -72,6 +71,8 @@ class Uploads:
             purpose = _purpose(fields.purpose, exchange)
             keep_ms = _keep_ms(fields, self._limits.keep_ms)
             pieces = await written.end()
+            if not pieces:
+                raise wrong("file", "is empty")
             there = await self._store.finish(
                 file_id, tenant, keep_ms, name=form.filename, purpose=purpose, pieces=pieces
             )
@@ -92,38 +93,6 @@ class Uploads:
                     yield piece[start : start + _SLICE]
         except BodyTooLarge:
             raise _too_large(self._limits.most_bytes) from None
-
-
-@dataclass(slots=True)
-class _Written:
-    """A file on its way to Redis: less than two pieces of it are here."""
-
-    store: FileStore
-    file_id: str
-    size: int = 0
-    _pieces: int = 0
-    _waiting: bytearray | None = None
-
-    async def add(self, data: bytes) -> None:
-        """The next bytes."""
-        waiting = self._waiting = self._waiting or bytearray()
-        waiting += data
-        self.size += len(data)
-        if len(waiting) >= PIECE_BYTES:
-            await self._write()
-
-    async def end(self) -> int:
-        """Writes the rest. Returns the number of pieces. Raises InvalidRequest where there was nothing."""
-        if not self.size:
-            raise wrong("file", "is empty")
-        if self._waiting:
-            await self._write()
-        return self._pieces
-
-    async def _write(self) -> None:
-        data, self._waiting = bytes(self._waiting or b""), None
-        await self.store.add(self.file_id, self._pieces, data)
-        self._pieces += 1
 
 
 def _purpose(given: str | None, exchange: Exchange) -> str:

@@ -4,6 +4,8 @@ templates know: what an assistant said, thought and called one after another is 
 
 from collections.abc import Sequence
 
+from services.gateway.api.responses.compaction_items import TYPE as COMPACTION
+from services.gateway.api.responses.compaction_items import opened
 from services.gateway.api.responses.schema import ContentPart, Item
 from services.gateway.decoding.bounds import at_most, text, wrong
 from services.gateway.decoding.list_limits import LONGEST_TOOL_NAME, MOST_MESSAGES, MOST_PARTS
@@ -14,7 +16,7 @@ from tessera.preprocess.v1.preprocess_pb2 import Conversation, Media, Message
 
 _ROLES = ("user", "assistant", "system", "developer")
 _DETAILS = (None, "auto", "low", "high", "original")
-_TYPES = ("message", "function_call", "function_call_output", "reasoning")
+_TYPES = ("message", "function_call", "function_call_output", "reasoning", COMPACTION)
 _SPOKEN = ("input_text", "input_image", "input_file")
 _PICTURES = ("input_image", "input_file")
 _SAID = ("output_text", "refusal", "input_text")
@@ -44,6 +46,24 @@ def read_items(items: Sequence[Item], path: str, conversation: Conversation) -> 
     turns.close()
 
 
+def join_user_turns(conversation: Conversation) -> None:
+    """Makes one message of neighbouring ones of the user's, which many chat templates refuse: there are such where what
+    the assistant said between them has become a summary.
+    """
+    turns = [*conversation.messages]
+    del conversation.messages[:]
+    for turn in turns:
+        into = conversation.messages[-1] if conversation.messages else None
+        if into is None or not into.role == turn.role == "user":
+            conversation.messages.append(turn)
+        elif into.is_string and turn.is_string:
+            into.content[0].text += f"\n\n{turn.content[0].text}"
+        else:
+            into.is_string = False
+            into.content.add(text="\n\n")
+            into.content.extend(turn.content)
+
+
 class _Turns:
     """Puts together what belongs to one message of the assistant's."""
 
@@ -70,6 +90,10 @@ class _Turns:
                     self.close()
                     own = self._assistant()
                 own.reasoning += _thought(item, path)
+            case "compaction":
+                self.close()
+                said = opened(item.encrypted_content, f"{path}.encrypted_content")
+                self._messages.add(role="user", is_string=True).content.add(text=said)
             case kind:
                 hint = f": {_HINTS[kind]}" if kind in _HINTS else ""
                 names = ", ".join(_TYPES)

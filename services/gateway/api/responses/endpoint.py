@@ -6,6 +6,7 @@ from services.gateway.admission.api_keys import BEARER
 from services.gateway.admission.caller import Caller
 from services.gateway.api.generating import Generating
 from services.gateway.api.parts import Api, Parts
+from services.gateway.api.responses.compaction import Compaction
 from services.gateway.api.responses.creation import Creation
 from services.gateway.api.responses.errors import error_reply
 from services.gateway.api.responses.events import ResponseWriter
@@ -13,7 +14,7 @@ from services.gateway.api.responses.handlers import Responses
 from services.gateway.api.responses.input_tokens import CountInput
 from services.gateway.api.responses.kept import KeptResponses
 from services.gateway.api.responses.response import ID_PREFIX
-from services.gateway.api.responses.schema import InputTokens, ResponseBody
+from services.gateway.api.responses.schema import CompactBody, InputTokens, ResponseBody
 from services.gateway.http.endpoint import ReplyForm, Route
 from services.gateway.http.exchange import Exchange
 from services.gateway.http.forms import ErrorReply
@@ -51,6 +52,7 @@ class ResponsesEndpoint:
         self.routes: Sequence[Route] = (
             Route("POST", path, self._create, ResponseBody, generates=True),
             Route("POST", f"{path}/input_tokens", counting.count, ResponseBody, InputTokens),
+            Route("POST", f"{path}/compact", self._compact, CompactBody, generates=True),
             Route("GET", f"{path}/*", responses.get, query={**_EVENTS, **_USER}),
             Route("DELETE", f"{path}/*", responses.delete, query=_USER),
             Route("POST", f"{path}/*/cancel", responses.cancel, query=_USER),
@@ -63,6 +65,11 @@ class ResponsesEndpoint:
 
     async def _create(self, exchange: Exchange, caller: Caller) -> None:
         one = Creation(self._generating, self._kept, caller)
+        await self._generating.answer(exchange, caller, one.read, one.write, look_up=one.look_up)
+
+    async def _compact(self, exchange: Exchange, caller: Caller) -> None:
+        """POST /v1/responses/compact: makes a summary of a conversation, which takes its place."""
+        one = Compaction(self._generating, self._kept, caller)
         await self._generating.answer(exchange, caller, one.read, one.write, look_up=one.look_up)
 
 

@@ -44,10 +44,10 @@ def _items(request_id: str, given: Any) -> list[Mapping[str, Any]]:
     if given is None:
         return []
     listed = [{"role": "user", "content": given}] if isinstance(given, str) else given
-    return [_item(f"in_{request_id}_{index}", item) for index, item in enumerate(listed)]
+    return [listed_item(f"in_{request_id}_{index}", item) for index, item in enumerate(listed)]
 
 
-def _item(name: str, item: Mapping[str, Any]) -> Mapping[str, Any]:
+def listed_item(name: str, item: Mapping[str, Any]) -> Mapping[str, Any]:
     """An item with an id and a type, its text in a part."""
     found = {"id": name, "type": "message", **{key: v for key, v in item.items() if v is not None}}
     if found["type"] == "message":

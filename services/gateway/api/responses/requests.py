@@ -5,8 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from services.gateway.api.compact_json import compact
-from services.gateway.api.responses.conversation import read_items
-from services.gateway.api.responses.schema import Item, ResponseBody, TextConfig
+from services.gateway.api.responses.compaction_items import TYPE as COMPACTION
+from services.gateway.api.responses.conversation import join_user_turns, read_items
+from services.gateway.api.responses.schema import CompactBody, Item, ResponseBody, TextConfig
 from services.gateway.api.responses.tools import ReadTools, loaded, read_tools
 from services.gateway.decoding.bounds import at_most, text, whole, wrong
 from services.gateway.model.served_model import ServedModel
@@ -50,16 +51,16 @@ _KIND = ReplyKind.REPLY_KIND_RESPONSE
 
 
 def read_response(
-    body: ResponseBody, model: ServedModel, earlier: Sequence[Item] = ()
+    body: ResponseBody, model: ServedModel, earlier: Sequence[Item] = (), ask: str = ""
 ) -> tuple[ValidRequest, GenerationOptions]:
-    """POST /v1/responses. `earlier`: the items of the conversation before. Raises InvalidRequest naming the field, or
-    NotFound.
+    """POST /v1/responses. `earlier`: the items of the conversation before; `ask`: what the user says last. Raises
+    InvalidRequest naming the field, or NotFound.
     """
     _check(body)
     options = _options(body, model)
     asked = read_tools(body.tools, body.tool_choice, model.forms)
     prepare = PrepareRequest()
-    _converse(body, earlier, prepare.conversation)
+    _converse(body, earlier, ask, prepare.conversation)
     prepare.conversation.tools_json = asked.tools.json
     prompt = conversation_prompt(prepare, model)
     request = read_generation(
@@ -78,7 +79,7 @@ def read_response(
     return request, options
 
 
-def media_urls(body: ResponseBody) -> Iterator[str]:
+def media_urls(body: ResponseBody | CompactBody) -> Iterator[str]:
     """The URLs that media are read from."""
     for item in body.input if isinstance(body.input, list) else ():
         for parts in (item.content, item.output):
@@ -145,7 +146,7 @@ def _options(body: ResponseBody, model: ServedModel) -> GenerationOptions:
     )
 
 
-def _converse(body: ResponseBody, earlier: Sequence[Item], into: Conversation) -> None:
+def _converse(body: ResponseBody, earlier: Sequence[Item], ask: str, into: Conversation) -> None:
     told = {**_effort(body), **_verbosity(body.text)}
     into.chat_template_kwargs_json = json.dumps(told) if told else ""
     into.add_generation_prompt = True
@@ -158,6 +159,11 @@ def _converse(body: ResponseBody, earlier: Sequence[Item], into: Conversation) -
         read_items(body.input or (), "input", into)
     if not into.messages:
         raise wrong("input", "must be a text, or a list of at least one item")
+    if ask:
+        into.messages.add(role="user", is_string=True).content.add(text=ask)
+    given = body.input if isinstance(body.input, list) else ()
+    if ask or any(item.type == COMPACTION for item in (*earlier, *given)):
+        join_user_turns(into)
 
 
 def _effort(body: ResponseBody) -> Mapping[str, Any]:

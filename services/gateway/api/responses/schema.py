@@ -46,7 +46,8 @@ class Item(_Body):
     type: Annotated[
         str | None,
         about(
-            "message, function_call, function_call_output, reasoning or item_reference", "message"
+            "message, function_call, function_call_output, reasoning, compaction or item_reference",
+            "message",
         ),
     ] = None
     # Of a message, and of reasoning.
@@ -70,7 +71,10 @@ class Item(_Body):
     summary: Annotated[
         list[ContentPart] | None, about("of reasoning: read where there is no content")
     ] = None
-    encrypted_content: Annotated[str | None, about("without effect")] = None
+    encrypted_content: Annotated[
+        str | None,
+        about("of compaction: the summary, as it was given; of reasoning without effect"),
+    ] = None
 
 
 class Reasoning(_Body):
@@ -140,7 +144,7 @@ class ResponseBody(_Body):
             "a text, or items: messages (`role` user, assistant, system or developer; a text, or parts `input_text`,"
             " `input_image` with an `image_url` or `file_id`, `input_file` of an image with `file_id`, `file_data` or"
             " `file_url`, `output_text`, `refusal`), `function_call`, `function_call_output` (a text or such parts),"
-            " `reasoning`, `item_reference` to an item of a kept response",
+            " `reasoning`, `compaction` ([more](#compaction)), `item_reference` to an item of a kept response",
             example="What is there?",
         ),
     ] = None
@@ -266,6 +270,39 @@ class ResponseBody(_Body):
     prompt: Refused = _NONE
     context_management: Refused = _NONE
     moderation: Refused = _NONE
+
+
+class CompactBody(_Body):
+    """POST /v1/responses/compact."""
+
+    model: str | None = None
+    input: Annotated[
+        str | list[Item] | None,
+        about("the conversation, as in a response", example="What is there?"),
+    ] = None
+    instructions: Annotated[
+        str | None, about("the system message that the conversation had", "none")
+    ] = None
+    previous_response_id: Annotated[
+        str | None,
+        about("a kept response: the conversation until then stands before `input`", "none"),
+    ] = None
+    max_output_tokens: Annotated[
+        Whole | None,
+        about(
+            "tokens of the summary at most; what the prompt leaves of the model's length, where that is less",
+            "2048, or a quarter of the model's length",
+        ),
+    ] = None
+    user: str | None = None
+    service_tier: str | None = None
+    prompt_cache_key: Annotated[str | None, about("accepted, without effect")] = None
+    prompt_cache_retention: Annotated[str | None, about("accepted, without effect")] = None
+    prompt_cache_options: Annotated[msgspec.Raw, about("accepted, without effect")] = _NONE
+    # As in chats; OpenAI has none of them.
+    priority: Whole | None = None
+    timeout: float | None = None
+    cache_salt: str | None = None
 
 
 class InputTokens(msgspec.Struct, kw_only=True):

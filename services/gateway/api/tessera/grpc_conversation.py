@@ -15,6 +15,7 @@ from services.gateway.reading.media.media import (
     named_video,
     read_image_bytes,
     read_image_url,
+    read_sent_file,
     read_video_bytes,
     read_video_frames,
     read_video_url,
@@ -81,10 +82,13 @@ def _part(part: ContentPart, path: str) -> Part:
             return Part(media=read_image_bytes(part.image, f"{path}.image_url"))
         case "image_url":
             return Part(media=read_image_url(part.image_url, f"{path}.image_url"))
+        case "file_id":
+            return Part(media=read_sent_file(part.file_id, f"{path}.file.file_id"))
         case None:
             raise wrong(
                 f"{path}.type",
-                "is missing: a part must hold text, image, image_url, video, video_url or video_frames",
+                "is missing: a part must hold text, image, image_url, video, video_url, video_frames or"
+                " file_id",
             )
         case _:
             return Part(video=_video(part, f"{path}.video_url"))

@@ -5,7 +5,7 @@ import contextlib
 
 import structlog
 
-from services.gateway.api.batches.run import BatchRun
+from services.gateway.api.batch_runs.run import BatchRun
 from services.gateway.api.parts import Parts
 from shared.errors import ServingError, Unavailable
 from shared.net import tasks
@@ -30,13 +30,9 @@ class BatchRunner:
         self._runs: dict[str, tuple[BatchRun, asyncio.Task[None]]] = {}
         self._places = asyncio.Semaphore(_MOST_LINES)
         self._has_room = True
-        self._woken = asyncio.Event()
+        self._woken = parts.batch_forms.woken
         parts.work.keep_up("running batches", self._rounds)
         parts.work.at_end(self._release)
-
-    def wake(self) -> None:
-        """There is something new: the next round begins at once."""
-        self._woken.set()
 
     async def _rounds(self) -> None:
         try:

@@ -7,25 +7,21 @@ from typing import Any
 import msgspec
 import structlog
 
-from services.gateway.api.batches.checking import check_lines
-from services.gateway.api.batches.line_runs import LineRuns
-from services.gateway.api.batches.lines import RawLine, custom_id_of, raw_lines
-from services.gateway.api.batches.outputs import Outputs, lost
-from services.gateway.api.batches.results import problem_of, unanswered
-from services.gateway.api.batches.schema import Problem, Problems
+from services.gateway.api.batch_forms import LineName
+from services.gateway.api.batch_runs.checking import check_lines
+from services.gateway.api.batch_runs.line_runs import LineRuns
+from services.gateway.api.batch_runs.lines import RawLine, custom_id_of, raw_lines
+from services.gateway.api.batch_runs.outputs import Outputs, lost
+from services.gateway.api.batch_runs.problems import Problem, Problems, problem_of
 from services.gateway.api.parts import Parts
 from shared.errors import InvalidRequest, NotFound
 from shared.net import tasks
-from shared.queue.stores.batch_store import FAILED, StoredBatch
-from shared.queue.stores.file_store import StoredFile
+from shared.queue.stores.batch_store import UNSENT, StoredBatch
+from shared.queue.stores.file_store import INNER_KIND, StoredFile
 
 log = structlog.get_logger(__name__)
 
 _EXPIRED, _CANCELLED, _COMPLETED = "expired", "cancelled", "completed"
-_WHY = {
-    _EXPIRED: "the completion window ended before this request was executed",
-    _CANCELLED: "the batch was cancelled before this request was executed",
-}
 
 
 class BatchRun:
@@ -43,8 +39,9 @@ class BatchRun:
         self._parts = parts
         self._batch = batch
         self._gateway = gateway
+        self._form = parts.batch_forms.of(batch.id)
         self._stopping = asyncio.Event()
-        self._lines_run = LineRuns(parts, batch, places, has_room)
+        self._lines_run = LineRuns(parts, batch, self._form, places, has_room)
         if batch.status == "cancelling":
             self.cancel()
 
@@ -68,7 +65,7 @@ class BatchRun:
             return
         current = await self._current()
         await Outputs(self._parts.batches, self._parts.files, current, self._gateway).write()
-        await self._note(outcome)
+        await self._end(outcome)
         log.info("a batch has ended", batch=batch.id, status=outcome, lines=current.total)
 
     async def fail(self, message: str) -> None:
@@ -83,7 +80,7 @@ class BatchRun:
         total = self._batch.total
         if total is None:
             checked = await check_lines(
-                self._parts.batches, self._batch, self._lines(file), self._most_bytes
+                self._parts.batches, self._batch, self._form, self._lines(file), self._most_bytes
             )
             if not checked.is_served:
                 await self._fail(checked.problems, checked.total)
@@ -93,6 +90,8 @@ class BatchRun:
             await self._note(
                 "in_progress", total=total, **({"problems": problems} if checked.problems else {})
             )
+        elif self._batch.status == "validating":  # they were counted when it was made
+            await self._note("in_progress")
         outcome = await self._until_stopped(self._answer_lines(file, total))
         if outcome != _COMPLETED:
             await self._refuse_rest(file, outcome)
@@ -132,15 +131,21 @@ class BatchRun:
         done = await store.lines_with_results(batch_id)
         async for raw in self._lines(file):
             if raw.number not in done:
-                name = await custom_id_of(raw)
-                code = f"batch_{outcome}"
-                result = unanswered(batch_id, raw.number, name, code, _WHY[outcome])
-                await store.keep_result(batch_id, raw.number, FAILED, result)
+                name = LineName(batch_id, raw.number, await custom_id_of(raw))
+                result = self._form.left(name, outcome)
+                await store.keep_result(batch_id, raw.number, UNSENT, result)
 
     async def _fail(self, problems: list[Problem], total: int = 0) -> None:
         content = msgspec.json.encode(Problems(data=problems))
-        await self._note("failed", total=total, problems=content)
+        known = self._batch.total
+        await self._end("failed", total=total if known is None else known, problems=content)
         log.info("a batch has failed", batch=self._batch.id, problems=len(problems))
+
+    async def _end(self, status: str, **fields: str | bytes | int) -> None:
+        """Its last status. A file that it had for itself makes room for others."""
+        await self._note(status, **fields)
+        if self._batch.input.startswith(INNER_KIND):
+            await self._parts.files.forget(self._batch.input, self._batch.tenant)
 
     async def _note(self, status: str, **fields: str | bytes | int) -> None:
         if not await self._parts.batches.note(self._batch.id, self._gateway, status, **fields):

@@ -4,9 +4,9 @@ import hashlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from services.gateway.api.batches.lines import RawLine, custom_id_of, read_line
-from services.gateway.api.batches.results import problem_of, unanswered
-from services.gateway.api.batches.schema import Problem
+from services.gateway.api.batch_forms import BatchForm, LineName
+from services.gateway.api.batch_runs.lines import RawLine, custom_id_of, read_line
+from services.gateway.api.batch_runs.problems import Problem, problem_of
 from shared.errors import InvalidRequest
 from shared.queue.stores.batch_store import FAILED, BatchStore, StoredBatch
 
@@ -23,7 +23,11 @@ class Checked:
 
 
 async def check_lines(
-    store: BatchStore, batch: StoredBatch, lines: AsyncIterator[RawLine], most_bytes: int
+    store: BatchStore,
+    batch: StoredBatch,
+    form: BatchForm,
+    lines: AsyncIterator[RawLine],
+    most_bytes: int,
 ) -> Checked:
     """Reads all lines. Those that are no requests get their results, unless none is one. Raises InvalidRequest where
     there are too many.
@@ -35,7 +39,7 @@ async def check_lines(
     async for raw in lines:
         checked.total += 1
         try:
-            asked = await read_line(raw, batch.endpoint, most_bytes)
+            asked = await read_line(raw, form, batch, most_bytes)
             name = _digest(asked.custom_id)
             if name in names:
                 raise InvalidRequest(
@@ -49,8 +53,9 @@ async def check_lines(
                 checked.problems.append(problem_of(error, raw.number))
             is_named = error.reason != "INVALID_JSON"
             custom_id = await custom_id_of(raw) if is_named else None
-            said, code = f"line {raw.number}: {error.message}", error.reason.lower()
-            refused.append((raw.number, unanswered(batch.id, raw.number, custom_id, code, said)))
+            named = LineName(batch.id, raw.number, custom_id)
+            told = InvalidRequest(error.reason, f"line {raw.number}: {error.message}")
+            refused.append((raw.number, form.unanswered(named, told)))
     checked.is_served = len(refused) < checked.total
     if not checked.total:
         empty = InvalidRequest("EMPTY_FILE", "the file has no lines", field="input_file_id")

@@ -4,8 +4,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 
-from services.gateway.api.batches.lines import LineRequest, RawLine, read_line
-from services.gateway.api.batches.results import answered, unanswered
+from services.gateway.api.batch_forms import BatchForm, LineName, LineRequest
+from services.gateway.api.batch_runs.lines import RawLine, custom_id_of, read_line
 from services.gateway.api.parts import Parts
 from services.gateway.http.inner_calls import InnerCall, InnerReply
 from shared.errors import NotFound, ServingError, Unavailable
@@ -41,12 +41,14 @@ class LineRuns:
         self,
         parts: Parts,
         batch: StoredBatch,
+        form: BatchForm,
         places: asyncio.Semaphore,
         has_room: Callable[[], bool],
     ) -> None:
         """`places` are for lines under way, of all batches; `has_room`: whether results may become more."""
         self._parts = parts
         self._batch = batch
+        self._form = form
         self._places = places
         self._has_room = has_room
         self._calls: dict[int, InnerCall] = {}
@@ -84,17 +86,19 @@ class LineRuns:
 
     async def _answer_one(self, raw: RawLine) -> None:
         batch = self._batch
+        most_bytes = self._parts.body_limits.most_bytes
         try:
-            asked = await read_line(raw, batch.endpoint, self._parts.body_limits.most_bytes)
             try:
+                asked = await read_line(raw, self._form, batch, most_bytes)
+                name = LineName(batch.id, raw.number, asked.custom_id)
                 reply = await self._reply(raw.number, asked)
+                del asked
                 kind = COMPLETED if reply.status < 400 else FAILED
-                result = answered(batch.id, raw.number, asked.custom_id, reply)
+                result = self._form.answered(name, reply)
             except ServingError as error:
                 kind = FAILED
-                code = error.reason.lower()
-                result = unanswered(batch.id, raw.number, asked.custom_id, code, error.message)
-            del asked
+                name = LineName(batch.id, raw.number, await custom_id_of(raw))
+                result = self._form.unanswered(name, error)
             await self._keep(raw.number, kind, result)
         finally:
             self._calls.pop(raw.number, None)

@@ -18,12 +18,14 @@ class PageRequest:
     oldest_first: bool
 
 
-def read_page(query: Callable[[str], str], usual: int, most: int) -> PageRequest:
-    """The parameters of an address. Raises InvalidRequest naming one."""
+def read_page(
+    query: Callable[[str], str], usual: int, most: int, cursor: str = "after"
+) -> PageRequest:
+    """The parameters of an address; `cursor` is the name of one. Raises InvalidRequest naming one."""
     order = query("order")
     if order not in _ORDERS:
         raise wrong("order", f"must be asc or desc, not {order[:24]!r}")
-    after = text("after", query("after"), _LONGEST_ID)
+    after = text(cursor, query(cursor), _LONGEST_ID)
     given = query("limit")
     if given and not (given.isascii() and given.isdigit() and len(given) <= 9):
         raise wrong("limit", f"must be a whole number, not {given[:24]!r}")

@@ -1,4 +1,4 @@
-"""The lines of a batch's file, read piece by piece, and what each of them asks for."""
+"""The lines of a batch's file, read piece by piece."""
 
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -6,14 +6,14 @@ from functools import partial
 
 import msgspec
 
-from services.gateway.api.batches.schema import Line, LineBody
-from services.gateway.decoding.bounds import wrong
+from services.gateway.api.batch_forms import BatchForm, LineRequest
 from services.gateway.decoding.decode import decode, in_thread, is_large, off_loop
 from services.gateway.slices import Slices
 from shared.errors import InvalidRequest, NotFound
+from shared.queue.stores.batch_store import StoredBatch
 from shared.queue.stores.file_store import FileStore
 
-_MOST_LINES = 50_000
+MOST_LINES = 50_000
 # With empty ones.
 _MOST_ENDS = 200_000
 _LONGEST_NAME = 512  # characters of a custom_id
@@ -51,10 +51,10 @@ async def raw_lines(
             if line is None or line.strip():
                 given += 1
                 yield RawLine(number, line)
-            if given > _MOST_LINES or number > _MOST_ENDS:
+            if given > MOST_LINES or number > _MOST_ENDS:
                 raise InvalidRequest(
                     "TOO_MANY_LINES",
-                    f"a batch has at most {_MOST_LINES} lines: send it as several",
+                    f"a batch has at most {MOST_LINES} lines: send it as several",
                     field="input_file_id",
                 )
             lines_since, bytes_since = lines_since + 1, bytes_since + len(line or b"")
@@ -77,21 +77,15 @@ async def _joined(begun: list[bytes], size: int, end: bytes, most_bytes: int) ->
     return await in_thread(join) if is_large(size) else join()
 
 
-@dataclass(frozen=True, slots=True)
-class LineRequest:
-    """What a line asks for."""
-
-    custom_id: str
-    body: bytes
-
-
-async def read_line(raw: RawLine, endpoint: str, most_bytes: int) -> LineRequest:
+async def read_line(
+    raw: RawLine, form: BatchForm, batch: StoredBatch, most_bytes: int
+) -> LineRequest:
     """The request of a line. Raises InvalidRequest naming the field."""
     if raw.text is None:
         raise InvalidRequest(
             "LINE_TOO_LARGE", f"the line is larger than the limit of {most_bytes} bytes"
         )
-    return await off_loop(partial(_read, endpoint=endpoint), raw.text)
+    return await off_loop(partial(form.read, batch=batch), raw.text)
 
 
 async def custom_id_of(raw: RawLine) -> str | None:
@@ -107,26 +101,3 @@ async def custom_id_of(raw: RawLine) -> str | None:
 
 class _Named(msgspec.Struct):
     custom_id: str | None = None
-
-
-def _read(text: bytes, endpoint: str) -> LineRequest:
-    line = decode(text, Line)
-    if not line.custom_id:
-        raise wrong("custom_id", "is missing")
-    if len(line.custom_id) > _LONGEST_NAME:
-        raise wrong("custom_id", f"must not be longer than {_LONGEST_NAME} characters")
-    if line.method != "POST":
-        raise wrong("method", f"must be POST, not {(line.method or '')[:24]!r}")
-    if line.url != endpoint:
-        raise wrong(
-            "url", f"must be the batch's endpoint {endpoint}, not {(line.url or '')[:64]!r}"
-        )
-    body = bytes(line.body)
-    if not body.startswith(b"{"):
-        raise wrong("body", "must be an object")
-    asked = decode(body, LineBody)
-    if asked.stream:
-        raise wrong("body.stream", "must be false: the answers of a batch stand in a file")
-    if asked.background:
-        raise wrong("body.background", "must be false: a batch waits for its answers itself")
-    return LineRequest(line.custom_id, body)

@@ -1,11 +1,13 @@
-"""The files that a batch writes: its results are moved into them piece by piece, in the order of its lines."""
+"""The files that a batch writes, one or two: results are moved into them piece by piece, in the order of its lines."""
 
 from dataclasses import dataclass, field
 
-from services.gateway.api.batches.uploads import OUTPUT
 from shared.errors import Unavailable
 from shared.queue.stores.batch_store import BatchStore, StoredBatch
 from shared.queue.stores.file_store import PIECE_BYTES, FileStore
+
+# The purpose of files that batches write.
+OUTPUT = "batch_output"
 
 # Results that are read at once, and that stand in one piece.
 _AT_ONCE = 8
@@ -42,7 +44,9 @@ class Outputs:
         self._batch = batch
         self._gateway = gateway
         self._completed = _Output(batch.output, f"{batch.id}_output.jsonl", batch.output_pieces)
-        self._failed = _Output(batch.errors, f"{batch.id}_error.jsonl", batch.error_pieces)
+        self._failed = self._completed
+        if batch.errors != batch.output:
+            self._failed = _Output(batch.errors, f"{batch.id}_error.jsonl", batch.error_pieces)
 
     async def write(self) -> None:
         """Moves all results, and makes the files whole. Raises Unavailable where the gateway does not lead it."""
@@ -54,7 +58,10 @@ class Outputs:
                 output = self._completed if is_completed else self._failed
                 if output.add(line, result):
                     await self._move(output)
-        for output in (self._completed, self._failed):
+        outputs = [self._completed]
+        if self._failed is not self._completed:
+            outputs.append(self._failed)
+        for output in outputs:
             if output.lines:
                 await self._move(output)
             if output.pieces:
