@@ -137,20 +137,22 @@ the language model](operations.md#gguf-files). Which are read, by `clip.projecto
 
 | type | model | before |
 | --- | --- | --- |
-| `mlp` | LLaVA 1.5, of a CLIP tower | `llama`, `qwen2` |
+| `mlp` | LLaVA 1.5; with `image_grid_pinpoints` LLaVA 1.6; of a CLIP tower | `llama`, `qwen2` |
+| `internvl` | InternVL2 to 3.5 | `llama`, `qwen2`, `qwen3` |
 | `qwen2vl_merger` | Qwen2-VL | `qwen2vl` |
 | `qwen2.5vl_merger` | Qwen2.5-VL | `qwen2vl` |
 
-What is in no file is as in the checkpoints that were released: pictures of LLaVA are resized and cropped, those of
-Qwen2-VL have from 3,136 to 12,845,056 pixels, and Qwen2.5-VL has windows of 112 pixels and two positions for a second
-of video. `preprocessor_config.json` beside the files goes before that. Rows of LLaVA are what leaves the last layer of
-the file, where the converter cuts a tower, or what `feature_layer` says; without the latter llama.cpp's code stops a
-layer earlier. `<image>` becomes a token where the vocabulary lacks it, and without a chat template conversations are
-written as LLaVA 1.5's are.
+What is in no file is as in the checkpoints that were released: pictures of LLaVA 1.5 are resized and cropped, those of
+Qwen2-VL have from 3,136 to 12,845,056 pixels, those of InternVL up to 12 tiles where a file does not say it, and
+Qwen2.5-VL has windows of 112 pixels and two positions for a second of video. `preprocessor_config.json` beside the
+files goes before that, but for InternVL's tiles. Rows of LLaVA are what leaves the last layer of the file, where the
+converter cuts a tower, or what `feature_layer` says; without the latter llama.cpp's code stops a layer earlier.
+`<image>` becomes a token where the vocabulary lacks it. A model without a chat template has one if it is a LLaVA 1.5,
+one for text alone gets pictures in its text, or as Qwen2-VL's if it is one.
 
 Tensors are F32, F16 or BF16, or of any type of the table above: codes become numbers when they are loaded. Prompts and
 tokens equal those of `transformers` for small random models, whose files were written by llama.cpp's converters (once)
-and by the tests. Other types, and LLaVA 1.6's tiles, are refused by name. No released file was loaded.
+and by the tests. Other types are refused by name. No released file was loaded.
 
 """
 _SERVED = "served"

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,17 +33,31 @@ from tests.support.checkpoints.mmproj_files import (
     write_pair,
 )
 
-FAMILIES = {
+FAMILIES: dict[str, dict[str, Any]] = {
     "llava": {},
+    "llava_next": {"language": "qwen2"},
+    "internvl_chat": {"language": "qwen2", "vision": {"use_qk_norm": True}},
     "qwen2_vl": {},
     "qwen2_5_vl": {"vision": {"window_size": 112}},
 }
-VISION = ("vision_tower.", "multi_modal_projector.", "visual.")
+VISION = (
+    "vision_tower.",
+    "multi_modal_projector.",
+    "image_newline",
+    "vision_model.",
+    "mlp1.",
+    "visual.",
+)
 # Of vision_config, what tells how a tower computes.
 TOLD = {
     "llava": (
         "hidden_size intermediate_size num_attention_heads image_size patch_size hidden_act"
         " layer_norm_eps"
+    ),
+    "llava_next": "hidden_size image_size patch_size",
+    "internvl_chat": (
+        "hidden_size intermediate_size num_attention_heads num_hidden_layers image_size patch_size qkv_bias"
+        " qk_normalization norm_type layer_norm_eps"
     ),
     "qwen2_vl": (
         "depth embed_dim hidden_size mlp_ratio num_heads patch_size spatial_merge_size in_channels"
@@ -103,17 +118,18 @@ def test_two_files_become_one_checkpoint(
     for key in TOLD[family].split():
         assert made.vision_config[key] == original.vision_config[key], key
     for key, value in original.config.items():
-        if key.endswith("_token_id"):
+        if key.endswith("_token_id") or key in ("image_grid_pinpoints", "downsample_ratio"):
             assert made.config[key] == value, key
     expected = {
         name: tensor
         for name, tensor in load_file(checkpoints[family] / "model.safetensors").items()
         if name.startswith(VISION)
     }
-    stored = {name.replace("vision_model.", ""): name for name in made.names()}
+    prefix = "vision_tower.vision_model."
+    stored = {name.replace(prefix, "vision_tower."): name for name in made.names()}
     names = {name for name in stored if name.startswith(VISION)}
     # Of a CLIP tower only the layers that pictures go through are in the file.
-    assert {name for name in expected.keys() - names if "layers.2" not in name} <= {
+    assert {name for name in expected.keys() - names if "tower.encoder.layers.2" not in name} <= {
         f"vision_tower.post_layernorm.{end}" for end in ("weight", "bias")
     }
     for name in names:
@@ -247,8 +263,12 @@ def replaced(name: str, *shape: int) -> Edit:
 @pytest.mark.parametrize(
     ("family", "change", "why"),
     [
-        ("llava", text_key("clip.projector_type", "ldpv2"), "projector_type is 'ldpv2'; mlp, qwen"),
-        ("llava", without("clip.projector_type"), "clip.projector_type is None; mlp, qwen"),
+        (
+            "llava",
+            text_key("clip.projector_type", "ldpv2"),
+            "projector_type is 'ldpv2'; mlp, inter",
+        ),
+        ("llava", without("clip.projector_type"), "clip.projector_type is None; mlp, inter"),
         ("llava", without("v.class_embd"), r"it lacks v\.class_embd \[32\]"),
         ("llava", without("mm.2.weight"), r"it lacks mm\.2\.weight, a matrix"),
         ("llava", without("v.blk.1.ffn_up.bias"), r"it lacks v\.blk\.1\.ffn_up\.bias \[32\]"),
@@ -280,7 +300,26 @@ def replaced(name: str, *shape: int) -> Edit:
             said("clip.vision.attention.layer_norm_epsilon", 1e300, GGUFWriter.add_float64),
             r"layer_norm_epsilon is 1e\+300",
         ),
-        ("llava", text_key("clip.vision.mm_patch_merge_type", "flat"), "cuts pictures into tiles"),
+        (
+            "llava_next",
+            text_key("clip.vision.mm_patch_merge_type", "flat"),
+            "mm_patch_merge_type is 'flat'; spatial_unpad is read",
+        ),
+        (
+            "llava_next",
+            said("clip.vision.image_grid_pinpoints", [56, 57], GGUFWriter.add_array),
+            "image_grid_pinpoints has an edge that is no multiple of 56",
+        ),
+        (
+            "llava_next",
+            said("clip.vision.image_grid_pinpoints", [56], GGUFWriter.add_array),
+            "image_grid_pinpoints has 1 numbers",
+        ),
+        ("llava_next", without("model.image_newline"), r"it lacks model\.image_newline \[64\]"),
+        ("internvl_chat", without("mm.model.mlp.3.weight"), r"it lacks mm\.model\.mlp\.3\.wei"),
+        ("internvl_chat", without("v.blk.2.attn_k_norm.weight"), r"it lacks v\.blk\.2\.attn_k_no"),
+        ("internvl_chat", number("clip.vision.preproc_min_tiles", 9), "preproc_min_tiles is 9 and"),
+        ("internvl_chat", number("clip.vision.projector.scale_factor", 3), "image_size is 56, no"),
         (
             "llava",
             replaced("mm.2.weight", 32, 32),

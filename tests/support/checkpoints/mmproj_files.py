@@ -29,6 +29,18 @@ _LAYER = {
     "mlp.fc1": "ffn_down",
     "mlp.fc2": "ffn_up",
 }
+_INTERNVL_LAYER = {
+    "attn.q": "attn_q",
+    "attn.k": "attn_k",
+    "attn.v": "attn_v",
+    "attn.q_norm": "attn_q_norm",
+    "attn.k_norm": "attn_k_norm",
+    "attn.proj": "attn_out",
+    "norm1": "ln1",
+    "norm2": "ln2",
+    "mlp.fc1": "ffn_up",
+    "mlp.fc2": "ffn_down",
+}
 _QWEN_LAYER = {
     "attn.q": "attn_q",
     "attn.k": "attn_k",
@@ -47,14 +59,31 @@ _OTHERS = {
     "vision_tower.embeddings.patch_embedding.weight": "v.patch_embd.weight",
     "vision_tower.embeddings.position_embedding.weight": "v.position_embd.weight",
     "vision_tower.pre_layrnorm": "v.pre_ln",
+    "image_newline": "model.image_newline",
     "multi_modal_projector.linear_1": "mm.0",
     "multi_modal_projector.linear_2": "mm.2",
+    "vision_model.embeddings.class_embedding": "v.class_embd",
+    "vision_model.embeddings.position_embedding": "v.position_embd.weight",
+    "vision_model.embeddings.patch_embedding": "v.patch_embd",
+    "mlp1.0": "mm.model.mlp.0",
+    "mlp1.1": "mm.model.mlp.1",
+    "mlp1.3": "mm.model.mlp.3",
     "visual.merger.ln_q": "v.post_ln",
     "visual.merger.mlp.0": "mm.0",
     "visual.merger.mlp.2": "mm.2",
 }
-_BLOCK = re.compile(r"(?:vision_tower\.encoder\.layers|visual\.blocks)\.(\d+)\.(.+)\.(\w+)")
-_IS_VISION = ("vision_tower.", "multi_modal_projector.", "visual.")
+_BLOCK = re.compile(
+    r"(?:vision_tower\.encoder\.layers|vision_model\.encoder\.layers|visual\.blocks)\.(\d+)\.(.+)\.(\w+)"
+)
+_SCALE = re.compile(r"vision_model\.encoder\.layers\.(\d+)\.(ls[12])")
+_IS_VISION = (
+    "vision_tower.",
+    "multi_modal_projector.",
+    "visual.",
+    "image_newline",
+    "vision_model.",
+    "mlp1.",
+)
 PLAIN: Types = {"": Kind.F32}
 
 
@@ -74,7 +103,7 @@ def write_language(
     alone = path.parent / "language"
     alone.mkdir()
     config = _config(checkpoint)
-    text = config["text_config"]
+    text = config.get("text_config") or config["llm_config"]
     changes: list[Edit] = []
     if (sections := text["rope_parameters"].get("mrope_section")) is not None:
         text = {**text, "model_type": "qwen2vl"}
@@ -116,8 +145,8 @@ def write_mmproj(
     images = images.get("image_processor", images)
     writer.add_array("clip.vision.image_mean", images["image_mean"])
     writer.add_array("clip.vision.image_std", images["image_std"])
-    is_llava = config["model_type"] == "llava"
-    (_add_llava if is_llava else _add_qwen)(writer, config)
+    kind = config["model_type"].split("_")[0]
+    {"llava": _add_llava, "internvl": _add_internvl}.get(kind, _add_qwen)(writer, config)
     for name, tensor in load_file(checkpoint / "model.safetensors").items():
         if name.startswith(_IS_VISION):
             for stored, part in _parts(name, tensor):
@@ -207,6 +236,11 @@ def _add_llava(writer: GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_uint32("clip.vision.attention.head_count", vision["num_attention_heads"])
     writer.add_float32("clip.vision.attention.layer_norm_epsilon", vision["layer_norm_eps"])
     writer.add_uint32("clip.vision.block_count", max(features))
+    if (sizes := config.get("image_grid_pinpoints")) is not None:
+        writer.add_array(
+            "clip.vision.image_grid_pinpoints", [edge for size in sizes for edge in size]
+        )
+        writer.add_string("clip.vision.mm_patch_merge_type", "spatial_unpad")
     if isinstance(wanted, list):
         writer.add_array("clip.vision.feature_layer", features)
 
@@ -230,6 +264,23 @@ def _add_qwen(writer: GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_uint32("clip.vision.block_count", vision["depth"])
 
 
+def _add_internvl(writer: GGUFWriter, config: dict[str, Any]) -> None:
+    vision = config["vision_config"]
+    writer.add_string("clip.projector_type", "internvl")
+    writer.add_bool("clip.use_gelu", True)
+    writer.add_uint32("clip.vision.image_size", vision["image_size"])
+    writer.add_uint32("clip.vision.patch_size", vision["patch_size"])
+    writer.add_uint32("clip.vision.embedding_length", vision["hidden_size"])
+    writer.add_uint32("clip.vision.feed_forward_length", vision["intermediate_size"])
+    writer.add_uint32("clip.vision.projection_dim", config["llm_config"]["hidden_size"])
+    writer.add_uint32("clip.vision.attention.head_count", vision["num_attention_heads"])
+    writer.add_float32("clip.vision.attention.layer_norm_epsilon", vision["layer_norm_eps"])
+    writer.add_uint32("clip.vision.block_count", vision["num_hidden_layers"])
+    writer.add_uint32("clip.vision.projector.scale_factor", int(1 / config["downsample_ratio"]))
+    writer.add_uint32("clip.vision.preproc_min_tiles", config["min_dynamic_patch"])
+    writer.add_uint32("clip.vision.preproc_max_tiles", config["max_dynamic_patch"])
+
+
 def _parts(name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
     """Names in the file and what they hold; nothing of layers that it leaves out."""
     if name == "visual.patch_embed.proj.weight":
@@ -238,7 +289,9 @@ def _parts(name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
     if ".qkv." in name:
         names = [_stored(name.replace("qkv", part)) for part in "qkv"]
         return list(zip(names, tensor.chunk(3), strict=True))
-    if "post_layernorm" in name or "encoder.layers.2." in name:
+    if found := _SCALE.fullmatch(name):
+        return [(f"v.blk.{found[1]}.{found[2]}.weight", tensor)]
+    if "post_layernorm" in name or name.startswith("vision_tower.encoder.layers.2."):
         return []
     return [(_stored(name), tensor)]
 
@@ -247,7 +300,7 @@ def _stored(name: str) -> str:
     if name in _OTHERS:
         return _OTHERS[name]
     if found := _BLOCK.fullmatch(name):
-        parts = _QWEN_LAYER if name.startswith("visual.") else _LAYER
-        return f"v.blk.{found[1]}.{parts[found[2]]}.{found[3]}"
+        kinds = {"visual": _QWEN_LAYER, "vision_model": _INTERNVL_LAYER, "vision_tower": _LAYER}
+        return f"v.blk.{found[1]}.{kinds[name.split('.')[0]][found[2]]}.{found[3]}"
     stem, _, end = name.rpartition(".")
     return f"{_OTHERS[stem]}.{end}"

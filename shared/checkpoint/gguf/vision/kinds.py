@@ -4,14 +4,19 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from shared.checkpoint.gguf.header import GgufHeader, read_header
+from shared.checkpoint.gguf.vision.internvl import InternVL
+from shared.checkpoint.gguf.vision.keys import Keys
 from shared.checkpoint.gguf.vision.llava import Llava
+from shared.checkpoint.gguf.vision.llava_next import TILED, LlavaNext
 from shared.checkpoint.gguf.vision.projector import Projector
 from shared.checkpoint.gguf.vision.qwen_vl import Qwen2_5VL, Qwen2VL
 from shared.text.cutting import cut
 
 ARCHITECTURE = "clip"
+_LLAVA = "mlp"
 _KINDS: Mapping[str, type[Projector]] = {
-    "mlp": Llava,
+    _LLAVA: Llava,
+    "internvl": InternVL,
     "qwen2vl_merger": Qwen2VL,
     "qwen2.5vl_merger": Qwen2_5VL,
 }
@@ -32,6 +37,8 @@ def open_projector(path: Path) -> Projector:
             f"clip.projector_type is {cut(repr(kind), 40)}; {', '.join(_KINDS)} are read: --mmproj none answers to text"
             " alone, or serve the checkpoint that it was made of"
         )
+    if kind == _LLAVA and Keys(header).has(TILED):
+        return LlavaNext(header)
     return _KINDS[kind](header)
 
 

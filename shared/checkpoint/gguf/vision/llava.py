@@ -7,7 +7,7 @@ Source: llama.cpp's `convert_image_encoder_to_gguf.py`, which calls fc1 ffn_down
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from shared.checkpoint.gguf.header import GgufHeader
 from shared.checkpoint.gguf.vision.placeholder import find_or_add
@@ -28,26 +28,22 @@ _TEMPLATE = (
 _TOWER = "vision_tower.vision_model"
 # Of what no picture goes through.
 _UNUSED = frozenset({"v.post_ln.weight", "v.post_ln.bias"})
-_TILED = ("image_grid_pinpoints", "mm_patch_merge_type")
 
 
 class Llava(Projector):
-    """Of a CLIP tower."""
+    """LLaVA 1.5."""
 
     languages = ("llama", "qwen2")
+    class_name: ClassVar[str] = "LlavaForConditionalGeneration"
+    model_type: ClassVar[str] = "llava"
+    processor: ClassVar[str] = "CLIPImageProcessor"
 
     def __init__(self, header: GgufHeader) -> None:
         super().__init__(header)
-        for key in _TILED:
-            if self.keys.has(key):
-                raise header.refusal(
-                    f"clip.vision.{key} is not supported: it cuts pictures into tiles, as LLaVA 1.6 does; serve the"
-                    " checkpoint that it was made of"
-                )
-        self._side = self.keys.whole("image_size")
-        if self._side % self.patch:
+        self.side = self.keys.whole("image_size")
+        if self.side % self.patch:
             raise header.refusal(
-                f"clip.vision.image_size is {self._side}, no multiple of patches of {self.patch}"
+                f"clip.vision.image_size is {self.side}, no multiple of patches of {self.patch}"
             )
         self._inner = self.keys.whole("feed_forward_length")
         self._eps = self.keys.number("attention.layer_norm_epsilon")
@@ -58,14 +54,14 @@ class Llava(Projector):
             )
         self.text_size, _ = matrix(header, "mm.2.weight")
         self._act = self.activation
-        self.tensors = find_tensors(header, self._expected(), _UNUSED)
+        self.tensors = find_tensors(header, self.expected(), _UNUSED)
 
     def config(self, text: dict[str, Any], language: GgufHeader, folder: Path) -> dict[str, Any]:
         """See `Projector`."""
         layers = self._features[0] if len(self._features) == 1 else list(self._features)
         return {
-            "architectures": ["LlavaForConditionalGeneration"],
-            "model_type": "llava",
+            "architectures": [self.class_name],
+            "model_type": self.model_type,
             "text_config": text,
             "vision_config": {
                 "model_type": "clip_vision_model",
@@ -73,13 +69,13 @@ class Llava(Projector):
                 "intermediate_size": self._inner,
                 "num_hidden_layers": self.layers,
                 "num_attention_heads": self.heads,
-                "image_size": self._side,
+                "image_size": self.side,
                 "patch_size": self.patch,
                 "hidden_act": self._act,
                 "layer_norm_eps": self._eps,
             },
             "image_token_id": find_or_add(folder, PLACEHOLDER),
-            "image_seq_length": (self._side // self.patch) ** 2,
+            "image_seq_length": (self.side // self.patch) ** 2,
             "projector_hidden_act": "gelu",
             "vision_feature_layer": layers,
             "vision_feature_select_strategy": "default",
@@ -89,13 +85,13 @@ class Llava(Projector):
     def images(self) -> dict[str, Any]:
         """See `Projector`."""
         return {
-            "image_processor_type": "CLIPImageProcessor",
+            "image_processor_type": self.processor,
             "do_convert_rgb": True,
             "do_resize": True,
-            "size": {"shortest_edge": self._side},
+            "size": {"shortest_edge": self.side},
             "resample": 3,
             "do_center_crop": True,
-            "crop_size": {"height": self._side, "width": self._side},
+            "crop_size": {"height": self.side, "width": self.side},
             "do_rescale": True,
             "rescale_factor": 1 / 255,
             "do_normalize": True,
@@ -107,13 +103,14 @@ class Llava(Projector):
         """See `Projector`: one for text alone gets the placeholder in its text."""
         return _TEMPLATE if given is None else None
 
-    def _expected(self) -> Iterator[Expected]:
+    def expected(self) -> Iterator[Expected]:
+        """Its tensors."""
         width, text, patch = self.hidden, self.text_size, self.patch
         of = f"{_TOWER}.embeddings"
         yield Expected(f"{of}.class_embedding", (width,), ("v.class_embd",))
         patches = (width, 3, patch, patch)
         yield Expected(f"{of}.patch_embedding.weight", patches, ("v.patch_embd.weight",))
-        places = ((self._side // patch) ** 2 + 1, width)
+        places = ((self.side // patch) ** 2 + 1, width)
         yield Expected(f"{of}.position_embedding.weight", places, ("v.position_embd.weight",))
         yield from with_biases(
             {
