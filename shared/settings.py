@@ -161,6 +161,11 @@ class FamilySettings(Settings):
         description="Family that the model is served as, such as wemm or llava, whatever its config.json calls itself;"
         " found from config.json unless given.",
     )
+    mmproj: str = Field(
+        "",
+        description="Vision part (mmproj) of a model that is a GGUF file: a path, or a file's name beside the model;"
+        " none for text alone. The only one that lies beside the model unless given.",
+    )
 
 
 class CommonSettings(FamilySettings):

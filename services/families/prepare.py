@@ -69,10 +69,11 @@ def prepare_model(
 def with_prepared(settings: C) -> C:
     """The settings with the folder that is made of the model, where it is a GGUF file. Raises as `prepared_folder`
     does."""
-    folder = prepared_folder(settings.model)
+    folder = prepared_folder(settings.model, settings.mmproj)
     if folder == settings.model:
         return settings
-    return settings.model_copy(update={"served_model_name": settings.model_name, "model": folder})
+    changes = {"served_model_name": settings.model_name, "model": folder, "mmproj": ""}
+    return settings.model_copy(update=changes)
 
 
 def find_servable(

@@ -72,7 +72,7 @@ def _compare(checkpoint: Checkpoint, settings: CheckSettings) -> None:
 def _folder(settings: CheckSettings) -> Path:
     name = hub_name(settings.model)
     if not name:
-        return prepared_folder(settings.model)
+        return prepared_folder(settings.model, settings.mmproj)
     cached = find_in_cache(name, settings.revision)
     if cached is None:
         raise InvalidRequest(

@@ -16,6 +16,7 @@ from shared.bounded_file import (
 )
 from shared.checkpoint.gguf.architecture import GgufModel
 from shared.checkpoint.gguf.header import read_header as read_gguf
+from shared.checkpoint.gguf.vision.kinds import open_projector
 from shared.checkpoint.whole_tensors import find_fault
 from shared.errors import InvalidRequest
 from shared.text.tokenizer_formats.other_files import find_other
@@ -26,6 +27,7 @@ INDEXES = tuple(f"{name}.index.json" for name in SINGLES)
 # What msmodelslim calls them: one index or one file of these.
 _OF_ASCEND = ("quant_model_weight*.safetensors.index.json", "quant_model_weight*.safetensors")
 GGUF = "model.gguf"  # of a folder that is made of a GGUF file (`gguf/prepared.py`)
+MMPROJ = "mmproj.gguf"  # beside it: the vision part
 _OTHER_WEIGHTS = ("*.bin", "*.pth", "*.pt", "*.gguf", "*.onnx", "*.h5", "*.msgpack")
 _OTHER_TOKENIZERS = ("vocab.json", "vocab.txt", "tekken.json")
 _LFS = b"version https://git-lfs"  # what a clone without git-lfs has in the place of a large file
@@ -100,6 +102,8 @@ def require_weights(folder: Path) -> None:
             require_indexed(folder / weights.name, places, name, _require_whole(folder / name))
         elif name == GGUF:
             GgufModel(read_gguf(folder / name)).require_tensors()
+            if (folder / MMPROJ).is_file():
+                open_projector(folder / MMPROJ)
         else:
             require_archive(folder / name)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from shared.bounded_file import OutOfBounds, bounds_of, read_value
 from shared.checkpoint.config_bounds import out_of_bounds
-from shared.checkpoint.files import GGUF, INDEXES, SINGLES, find_weights, require_indexed
+from shared.checkpoint.files import GGUF, INDEXES, MMPROJ, SINGLES, find_weights, require_indexed
 from shared.checkpoint.gguf.block_types import CODED
 from shared.checkpoint.tensor_file import TensorFile, open_tensors
 from shared.errors import InvalidRequest, NotFound
@@ -250,17 +250,20 @@ class Checkpoint:
                 f"{self.folder} holds neither {' nor '.join((*SINGLES, *INDEXES))}",
             )
         if not weights.is_index:
-            return dict.fromkeys(self._file(weights.name).names(), weights.name)
-        files = self._json(weights.name).get("weight_map")
-        if not isinstance(files, dict) or not files:
+            files = [weights.name]
+            if weights.name == GGUF and (self.folder / MMPROJ).is_file():
+                files.append(MMPROJ)
+            return {name: file for file in files for name in self._file(file).names()}
+        places = self._json(weights.name).get("weight_map")
+        if not isinstance(places, dict) or not places:
             raise self._bad(weights.name, 'has no "weight_map"')
-        missing = sorted({f for f in files.values() if not (self.folder / f).exists()})
+        missing = sorted({f for f in places.values() if not (self.folder / f).exists()})
         if missing:
             raise NotFound(
                 "CHECKPOINT_INCOMPLETE",
                 f"{self.folder}: {weights.name} names {', '.join(missing)}, which is not there",
             )
-        return files
+        return places
 
     def _shard(self, name: str) -> TensorFile:
         file = self._files.get(name)

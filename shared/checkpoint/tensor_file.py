@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from shared.bounded_file import LARGE, require_few
-from shared.checkpoint.files import read_header
+from shared.checkpoint.files import MMPROJ, read_header
 from shared.text.rust_panic import RustPanic, panics_as_errors
 
 if TYPE_CHECKING:
@@ -47,8 +47,11 @@ def open_tensors(path: Path) -> TensorFile:
     if path.suffix == ".safetensors":
         return SafetensorsFile(path)
     # By their names: services without torch import this module for a folder's configuration.
-    if path.suffix == ".gguf":
-        opened: TensorFile = import_module("shared.checkpoint.gguf.tensor_file").GgufFile(path)
+    opened: TensorFile
+    if path.name == MMPROJ:
+        opened = import_module("shared.checkpoint.gguf.vision.tensor_file").VisionFile(path)
+    elif path.suffix == ".gguf":
+        opened = import_module("shared.checkpoint.gguf.tensor_file").GgufFile(path)
     else:
         opened = import_module("shared.checkpoint.torch_file").TorchFile(path)
     return opened

@@ -108,8 +108,9 @@ FastLLM's files (`tessera convert flm --keep-codes`) are served as `compressed-t
 
 A file is served as it is, `tessera serve model.gguf`, or a folder that holds one \
 ([operations.md](operations.md#gguf-files)):
-of the architectures `llama` (Mistral's too), `qwen2` and `qwen3`, without experts; others, files in several parts and
-vision projectors are refused by name. The language model of a LLaVA is such a file, and answers to text. A window that
+of the architectures `llama` (Mistral's too), `qwen2`, `qwen2vl` and `qwen3`, without experts; others, and files in
+several parts are refused by name. With its vision part beside it ([below](#pictures-with-gguf-files)) a model takes
+pictures, without one it answers to text. A window that
 attention has, as in the first Mistral 7B, is not in the file: as in llama.cpp all tokens are attended to. Which numbers
 codes stand for is compared with the library `gguf` in the tests, logits with those that `transformers` computes of its
 numbers. Files that llama.cpp's converter made of small random models gave the logits of these. No released file was
@@ -128,6 +129,30 @@ the log | 9 |
 
 On [CUDA GPUs](operations.md#on-a-cuda-gpu) all of these stay codes, on Ascend NPUs
 [some](ascend.md#weights-of-codes); others become numbers when they are loaded.
+
+### Pictures with GGUF files
+
+The vision part of a model is a file of its own, called mmproj (`general.architecture` is `clip`), and [lies beside
+the language model](operations.md#gguf-files). Which are read, by `clip.projector_type`:
+
+| type | model | before |
+| --- | --- | --- |
+| `mlp` | LLaVA 1.5; with `image_grid_pinpoints` LLaVA 1.6; of a CLIP tower | `llama`, `qwen2` |
+| `internvl` | InternVL2 to 3.5 | `llama`, `qwen2`, `qwen3` |
+| `qwen2vl_merger` | Qwen2-VL | `qwen2vl` |
+| `qwen2.5vl_merger` | Qwen2.5-VL | `qwen2vl` |
+
+What is in no file is as in the checkpoints that were released: pictures of LLaVA 1.5 are resized and cropped, those of
+Qwen2-VL have from 3,136 to 12,845,056 pixels, those of InternVL up to 12 tiles where a file does not say it, and
+Qwen2.5-VL has windows of 112 pixels and two positions for a second of video. `preprocessor_config.json` beside the
+files goes before that, but for InternVL's tiles. Rows of LLaVA are what leaves the last layer of the file, where the
+converter cuts a tower, or what `feature_layer` says; without the latter llama.cpp's code stops a layer earlier.
+`<image>` becomes a token where the vocabulary lacks it. A model without a chat template has one if it is a LLaVA 1.5,
+one for text alone gets pictures in its text, or as Qwen2-VL's if it is one.
+
+Tensors are F32, F16 or BF16, or of any type of the table above: codes become numbers when they are loaded. Prompts and
+tokens equal those of `transformers` for small random models, whose files were written by llama.cpp's converters (once)
+and by the tests. Other types are refused by name. No released file was loaded.
 
 """
 _SERVED = "served"

@@ -130,7 +130,7 @@ def _model(settings: DoctorSettings) -> Finding:
         # Imported here: the rest of the report works before the protos are compiled, and says that they are missing.
         from services.families.check import require_servable
 
-        folder = prepared_folder(folder)
+        folder = prepared_folder(folder, settings.mmproj)
         checkpoint = require_servable(
             folder, device=settings.device, dtype=settings.dtype, family=settings.family
         )

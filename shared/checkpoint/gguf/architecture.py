@@ -64,6 +64,8 @@ class Architecture:
 ARCHITECTURES = {
     "llama": Architecture("llama", "LlamaForCausalLM", turned=True),
     "qwen2": Architecture("qwen2", "Qwen2ForCausalLM"),
+    # Of text, whose three positions are one number.
+    "qwen2vl": Architecture("qwen2", "Qwen2ForCausalLM"),
     "qwen3": Architecture("qwen3", "Qwen3ForCausalLM", head_norms=True),
 }
 
@@ -83,9 +85,8 @@ class GgufModel:
             shown, known = cut(repr(name), 40), ", ".join(ARCHITECTURES)
             if name in _PROJECTORS:
                 raise header.refusal(
-                    f"general.architecture is {shown}: it is the vision part of a model (mmproj), which is not read;"
-                    " give the file of the language model, which answers to text alone, or the checkpoint that both"
-                    " were made of"
+                    f"general.architecture is {shown}: it is the vision part of a model (mmproj); give the file of the"
+                    " language model, and this one by --mmproj where it does not lie beside it"
                 )
             raise header.refusal(
                 f"general.architecture is {shown}; {known} are read: serve the checkpoint that it was made of"

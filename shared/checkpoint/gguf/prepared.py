@@ -1,5 +1,6 @@
 """The checkpoint folder that is made of a GGUF file: config.json from its keys, the tokenizer by transformers, and a
-link to the file itself, whose codes stay where they are.
+link to the file itself, whose codes stay where they are. A vision part in a file beside it is linked too, and what
+prepares its pictures is made of its keys.
 
 It lies among what can be made again (`cache_home`), under a digest of all that it is made of, and is made once. Without
 torch: services that only want its tokenizer prepare it too.
@@ -17,11 +18,15 @@ from pathlib import Path
 
 import structlog
 
-from shared.checkpoint.files import GGUF, find_weights
+from shared.checkpoint.files import GGUF, MMPROJ, find_weights
 from shared.checkpoint.gguf.architecture import GgufModel
 from shared.checkpoint.gguf.header import GgufHeader, is_gguf, read_header
+from shared.checkpoint.gguf.vision import beside as vision_files
+from shared.checkpoint.gguf.vision.kinds import open_projector
+from shared.checkpoint.gguf.vision.projector import Projector
 from shared.errors import InvalidRequest
 from shared.settings import cache_home
+from shared.text.templates.template_file import read_template
 
 log = structlog.get_logger(__name__)
 
@@ -40,16 +45,24 @@ _BESIDE = (
     "chat_template.jinja",
     "generation_config.json",
 )
+_OF_PICTURES = "preprocessor_config.json"
+# Of config.json what does not move into its language part.
+_OF_WHOLE = ("architectures", "quantization_config")
 
 
-def prepared_folder(model: Path) -> Path:
+def prepared_folder(model: Path, mmproj: str = "") -> Path:
     """Of a GGUF file, or a folder whose weights are one, the checkpoint folder that is served; of everything else the
-    path itself.
+    path itself. mmproj: the file of its vision part, by a path or its name beside the model, or "none"; empty: the only
+    one that lies beside it.
 
-    Raises InvalidRequest, naming the key or the tensor, for a file that cannot be served.
+    Raises InvalidRequest, naming the key or the tensor, for files that cannot be served, or not together.
     """
     file = _find_file(model)
     if file is None:
+        if mmproj not in ("", vision_files.NONE):
+            raise InvalidRequest(
+                "NO_MODEL", f"--mmproj: {model} is no GGUF file of a language model", field="mmproj"
+            )
         return model
     header = read_header(file)
     made_of = GgufModel(header)
@@ -57,19 +70,34 @@ def prepared_folder(model: Path) -> Path:
     config = made_of.config()
     kinds = Counter(tensor.kind.name for tensor in made_of.tensors.values())
     config["quantization_config"] = {"quant_method": "gguf", "tensors": dict(sorted(kinds.items()))}
-    beside = [model / name for name in _BESIDE if model.is_dir() and (model / name).is_file()]
-    folder = cache_home() / "tessera" / "gguf" / f"{file.stem}-{_digest(header, beside)}"
-    if (folder / GGUF).exists():
+    projector = _find_projector(file, model, mmproj)
+    names = _BESIDE if projector is None else (*_BESIDE, _OF_PICTURES)
+    headers = [header]
+    if projector is not None:
+        projector.require_pair(header, config["hidden_size"], config["head_dim"])
+        headers.append(projector.header)
+    beside = [model / name for name in names if model.is_dir() and (model / name).is_file()]
+    folder = cache_home() / "tessera" / "gguf" / f"{file.stem}-{_digest(headers, beside)}"
+    if all((folder / name).exists() for name, _ in zip((GGUF, MMPROJ), headers, strict=False)):
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".", suffix=".part"))
     try:
-        _write(part, file, config, made_of.end_ids(), beside)
+        _write(part, file, made_of.end_ids(), beside)
+        if projector is not None:
+            config = _add_pictures(part, projector, config, header)
+        _write_json(part / "config.json", config)
         _put(part, folder)
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    log.info("prepared", model=str(file), folder=str(folder))
+    seen = {} if projector is None else {"mmproj": str(projector.header.path)}
+    log.info("prepared", model=str(file), folder=str(folder), **seen)
     return folder
+
+
+def _find_projector(file: Path, model: Path, given: str) -> Projector | None:
+    found = vision_files.find_projector(file, model if model.is_dir() else None, given)
+    return None if found is None else open_projector(found)
 
 
 def _find_file(model: Path) -> Path | None:
@@ -85,51 +113,62 @@ def _find_file(model: Path) -> Path | None:
                 field="model",
             )
         return None
-    if find_weights(model) is not None:
+    weights = find_weights(model)
+    # A file that is called as that of a folder made here is one all the same.
+    if weights is not None and (weights.name != GGUF or (model / "config.json").is_file()):
         return None
-    found = sorted(path for path in model.glob("*") if path.suffix.lower() == SUFFIX)
+    found = [path for path in vision_files.files_of(model) if not vision_files.is_named_so(path)]
     if len(found) > 1:
-        names = ", ".join(path.name for path in found[:5])
-        more = f" and {len(found) - 5} more" if len(found) > 5 else ""
-        projector = (
-            " (without its vision projector, mmproj, which is not read: text alone)"
-            if any("mmproj" in path.name.lower() for path in found)
-            else ""
-        )
+        found = [path for path in found if not vision_files.says_so(path)] or found
+    if len(found) > 1:
         raise InvalidRequest(
             "NO_MODEL",
-            f"{model} has several GGUF files, {names}{more}: give the path of the one that is meant{projector}, of a"
+            f"{model} has several GGUF files, {vision_files.shown(found)}: give the path of the one that is meant, of a"
             " model in several files after llama-gguf-split --merge",
             field="model",
         )
     return found[0] if found else None
 
 
-def _digest(header: GgufHeader, beside: list[Path]) -> str:
+def _digest(headers: list[GgufHeader], beside: list[Path]) -> str:
     digest = hashlib.blake2b(digest_size=8)
     try:
         by = version("transformers")
     except PackageNotFoundError:
         by = ""
-    digest.update(f"{_FORMAT} {by} {header.path.resolve()}".encode())
-    with header.path.open("rb") as file:
-        digest.update(file.read(header.nbytes))
+    digest.update(f"{_FORMAT} {by}".encode())
+    for header in headers:
+        digest.update(f" {header.path.resolve()}".encode())
+        with header.path.open("rb") as file:
+            digest.update(file.read(header.nbytes))
     for path in beside:
         status = path.stat()
         digest.update(f"{path.name} {status.st_size} {status.st_mtime_ns}".encode())
     return digest.hexdigest()
 
 
-def _write(
-    folder: Path, file: Path, config: dict[str, object], ends: list[int], beside: list[Path]
-) -> None:
+def _write(folder: Path, file: Path, ends: list[int], beside: list[Path]) -> None:
+    """All but config.json, and what pictures need."""
     if not any(path.name == "tokenizer.json" for path in beside):
         _write_tokenizer(folder, file)
-    _write_json(folder / "config.json", config)
     _write_json(folder / "generation_config.json", {"eos_token_id": ends} if ends else {})
     for path in beside:
         shutil.copyfile(path, folder / path.name)
     (folder / GGUF).symlink_to(file.resolve())
+
+
+def _add_pictures(
+    folder: Path, projector: Projector, config: dict[str, object], language: GgufHeader
+) -> dict[str, object]:
+    """Writes what pictures need. Returns the whole model's config.json, of that of its language model."""
+    text = {key: value for key, value in config.items() if key not in _OF_WHOLE}
+    whole = projector.config(text, language, folder)
+    if not (folder / _OF_PICTURES).exists():
+        _write_json(folder / _OF_PICTURES, projector.images())
+    if (template := projector.template(read_template(folder))) is not None:
+        (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+    (folder / MMPROJ).symlink_to(projector.header.path.resolve())
+    return {**{key: config[key] for key in _OF_WHOLE}, **whole}
 
 
 def _write_tokenizer(folder: Path, file: Path) -> None:

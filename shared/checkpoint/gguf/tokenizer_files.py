@@ -12,6 +12,10 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
+from shared.checkpoint.gguf.header import read_header
+
+# Architectures that transformers does not know, and whose tokenizer they have.
+_TOKENIZERS = {"qwen2vl": "qwen2"}
 _PROCESSOR_S = 180  # of released tokenizers the slowest take some ten seconds
 
 
@@ -21,8 +25,10 @@ def main(arguments: Sequence[str]) -> int:
     file, folder = map(Path, arguments)
     resource.setrlimit(resource.RLIMIT_CPU, (_PROCESSOR_S, _PROCESSOR_S))
     try:
+        kind = _TOKENIZERS.get(read_header(file).metadata["general.architecture"])
+        known = {"tokenizer_type": kind} if kind else {}
         tokenizer = AutoTokenizer.from_pretrained(
-            str(file.parent), gguf_file=file.name, local_files_only=True
+            str(file.parent), gguf_file=file.name, local_files_only=True, **known
         )
         tokenizer.save_pretrained(folder)
     except Exception as error:  # of the library's many kinds

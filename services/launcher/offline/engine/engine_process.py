@@ -49,7 +49,9 @@ class EngineProcess:
         arguments = serve_arguments(model, flags)
         self._modules = lora_modules(flags)
         self._loads_adapters = flags.get("allowed_adapter_dir") is not None
-        self.token_texts = TokenTexts(model, str(flags.get("revision") or ""))
+        self.token_texts = TokenTexts(
+            model, *(str(flags.get(name) or "") for name in ("revision", "mmproj"))
+        )
         self.port, grpc_port = free_ports(_HOST, 2)
         self.key = secrets.token_urlsafe(32)
         self._folder = tempfile.mkdtemp(prefix="tessera-")

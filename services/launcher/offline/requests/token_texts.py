@@ -13,9 +13,9 @@ from shared.text.text_fold import TokenBytes
 class TokenTexts:
     """Of one model. Its tokenizer is read when a text is first needed: for 150,000 tokens that takes 0.3 s."""
 
-    def __init__(self, model: str | Path | None, revision: str = "") -> None:
+    def __init__(self, model: str | Path | None, revision: str = "", mmproj: str = "") -> None:
         self._model = DEMO_MODEL if model is None else Path(model).expanduser()
-        self._revision = revision
+        self._revision, self._mmproj = revision, mmproj
         self._lock = threading.Lock()
         self._pieces: Sequence[bytes] | None = None
 
@@ -25,7 +25,9 @@ class TokenTexts:
             if self._pieces is None:
                 name = hub_name(self._model)
                 folder = (
-                    find_in_cache(name, self._revision) if name else prepared_folder(self._model)
+                    find_in_cache(name, self._revision)
+                    if name
+                    else prepared_folder(self._model, self._mmproj)
                 )
                 # That of a served model is there and can be read.
                 assert folder is not None, f"{name} is being served"
