@@ -117,7 +117,7 @@ SHAPES: list[tuple[Any, str]] = [
     ({}, "tools"),
     ("x", "tools"),
     (["x"], "tools[0]"),
-    ([TOOLS[0], {"type": "custom"}], "tools[1].type"),
+    ([TOOLS[0], {"type": "web_search"}], "tools[1].type"),
     ([{"function": {"name": "x"}}], "tools[0].type"),
     ([{"type": "function"}], "tools[0].function"),
     ([{"type": "function", "function": {}}], "tools[0].function.name"),
