@@ -120,9 +120,9 @@ class MessageFold:
     def _may_be_call(self, text: str) -> bool:
         """Of a text that begins without a marker, as JSON may that is the answer itself."""
         written = "".join(text.split())
-        begins = ("[{}(",)
+        begins = ["[{}("]
         if self._calls is not None and self._calls.body is not Body.PYTHONIC:
-            begins = ('{{"name":"{}"', '{{"type":"function","name":"{}"')
+            begins = ['{{"name":"{}"', '{{"type":"function","name":"{}"']
         calls = ["".join(begin.format(name).split()) for name in self._tools for begin in begins]
         return any(call.startswith(written) or written.startswith(call) for call in calls)
 

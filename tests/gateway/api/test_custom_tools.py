@@ -175,8 +175,8 @@ async def test_the_rest_after_an_event_at_another_gateway(stage: Stage, other: G
         for index, event in list(enumerate(events))[::3]:
             rid = event.event_id.partition("/")[0]
             found = await client.get(f"/v1/requests/{rid}/stream", params={"after": event.event_id})
-            rest = [_said(one) for one in events[index + 1 :]]
-            assert _joined(map(_said, named_events(found.text))) == _joined(rest), event
+            said = [_said(one) for one in events[index + 1 :]]
+            assert _joined(map(_said, named_events(found.text))) == _joined(said), event
 
 
 def _inputs(chunks: Any) -> str:

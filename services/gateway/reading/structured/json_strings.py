@@ -2,7 +2,8 @@
 
 Lexers of llguidance take the longest terminal and do not go back. A terminal of a text ends where the next character
 cannot go on with it. In what is written for it this may be within an escape, since all of them begin with a backslash.
-Where a terminal may go on with an escape, and another one begins with one, the whole grammar becomes one terminal.
+Where a terminal may go on with an escape, and another one begins with one, the whole grammar becomes one terminal. It
+accepts all texts of the grammar, however terminals are cut.
 """
 
 import json
@@ -31,6 +32,7 @@ _TOKENS = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
+_RANGE = re.compile(r"[ \t]*\.\.")
 _IMPORTED = re.compile(r"\.\s*([A-Z_]+)(?:\s*->\s*(\w+))?")
 # Terminals of Lark's library that hold characters which are escaped; others are written as they are.
 _COMMON = {
@@ -106,14 +108,14 @@ def _tokens(lark: str) -> Iterator[_Token]:
     place, before, begin = 0, "", ""
     while place < len(lark):
         match = _TOKENS.match(lark, place)
-        text = match[0] if match else lark[place : place + 16].split()[0]
+        text = match[0] if match else lark[place : place + 16]
         if match is None or (text == ":" and before in ("]", ":")):
-            raise FormError(f"{text[:32]!r} is not taken in the input of a tool")
+            raise FormError(f"{text[:16]!r} is not taken in the input of a tool")
         kind, place = str(match.lastgroup), match.end()
         if kind == "skipped":
             continue
         before = text
-        if kind == "string" and re.match(r"[ \t]*\.\.", lark[place:]):
+        if kind == "string" and _RANGE.match(lark, place):
             begin = text
         elif kind == "string" and begin:
             first, last = ord(_value(begin)), ord(_value(text))
