@@ -157,7 +157,7 @@ def test_the_input_of_a_custom_tool_is_held_to_its_grammar(tmp_path: Path, redis
     lark = 'start: line line\nline: "+" /[a-z"\\\\]{1,8}/ NL\n%import common.LF -> NL\n'
     grammar = {"syntax": "lark", "definition": lark}
     nested = {"name": "patch", "format": {"type": "grammar", "grammar": grammar}}
-    flat = {"type": "custom", "name": "patch", "format": {"type": "grammar", **grammar}}
+    flat: Any = {"type": "custom", "name": "patch", "format": {"type": "grammar", **grammar}}
     few: Any = {"model": "under-test", "tool_choice": "required", "parallel_tool_calls": False}
     with (
         services_in_process(folder, redis_url) as system,

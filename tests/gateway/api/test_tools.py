@@ -203,6 +203,7 @@ async def test_grpc_takes_them_under_the_same_names(stage: Stage) -> None:
         ("[", "none", "tools"),
         ("[" * 100_000, "none", "tools"),
         ('[{"type": "function"}]', "none", "tools[0].function"),
+        ('[{"type": "custom", "custom": {"name": "x"}}]', "none", "tools[0].type"),
     ):
         with pytest.raises(InvalidRequest) as caught:
             await ask(stage, tools, choice)
