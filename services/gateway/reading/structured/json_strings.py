@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 from services.gateway.reading.structured.errors import FormError
@@ -47,6 +48,8 @@ _COMMON = {
     "SQL_COMMENT": r"--[^\n]*",
     "C_COMMENT": r"\/\*[^*]*\*+([^\/*][^*]*\*+)*\/",
 }
+_MOST_PIECES = 4096
+_DEEPEST = 64
 
 
 class _Token(NamedTuple):
@@ -168,7 +171,9 @@ def _is_ambiguous(grammar: _Lark) -> bool:
     bodies = [[token] for token in tokens if token.written]
     bodies += [grammar.terminals[one.text] for one in tokens if one.text in grammar.terminals]
     for body in (*bodies, *grammar.ignored):
-        pieces = list(_pieces(body, grammar))
+        pieces = list(islice(_pieces(body, grammar), _MOST_PIECES + 1))
+        if len(pieces) > _MOST_PIECES:
+            raise FormError(f"has a terminal of more than {_MOST_PIECES} literals")
         units = [unit for piece in pieces for unit in piece.units]
         if any(units):
             name = " ".join(piece.literal for piece in pieces)
@@ -176,12 +181,15 @@ def _is_ambiguous(grammar: _Lark) -> bool:
     return len(lexemes) > 1 and any(lexemes.values())
 
 
-def _pieces(body: Sequence[_Token], grammar: _Lark) -> Iterator[Written]:
+def _pieces(body: Sequence[_Token], grammar: _Lark, depth: int = 0) -> Iterator[Written]:
+    """The literals of a terminal, and of those in it."""
+    if depth > _DEEPEST:
+        raise FormError(f"has terminals within others to more than {_DEEPEST} levels")
     for token in body:
         if token.written is not None:
             yield token.written
         elif token.kind == "name" and token.text in grammar.terminals:
-            yield from _pieces(grammar.terminals[token.text], grammar)
+            yield from _pieces(grammar.terminals[token.text], grammar, depth + 1)
 
 
 def _goes_on(

@@ -107,6 +107,8 @@ def test_terminals_of_larks_library_are_the_same(name: str) -> None:
         "start: A\nA: /a/ & /b/",
         "start: /a b/x",
         "start: /(?x)a b/",
+        'start: "a"\nrest: A\nA: A "b"',
+        'start: "a"\nrest: A\nA: B B\nB: C C\nC: D D\nD: "x"' + ' "x"' * 600,
         'start: "(" start* ")" | /"[^"]*/ | "\\n\\n"\n',
     ],
 )
