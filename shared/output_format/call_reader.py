@@ -3,7 +3,7 @@
 import ast
 import json
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from typing import Any
 
 from shared.output_format.json_reader import (
@@ -25,9 +25,16 @@ class CallReader:
     """Reads one call. `name` is the tool's once it is known; of a list of PYTHONIC calls all are in `listed`."""
 
     def __init__(
-        self, row: OutputFormat, tools: Mapping[str, Any], *, needs_known: bool = False
+        self,
+        row: OutputFormat,
+        tools: Mapping[str, Any],
+        *,
+        needs_known: bool = False,
+        quoted: Collection[str] = (),
     ) -> None:
-        """`tools`: the schemas of their parameters by name. `needs_known`: a call of another tool is none."""
+        """`tools`: the schemas of their parameters by name. `needs_known`: a call of another tool is none. `quoted`:
+        tools whose arguments are JSON values where the row has them as they are.
+        """
         self.name = ""
         self.listed: list[tuple[str, str]] = []
         # Whether the marker that closes the call was read with it.
@@ -36,6 +43,7 @@ class CallReader:
         self._has_arguments = False
         self._row = row
         self._tools = tools
+        self._quoted = quoted
         self._work = self._reading()
         next(self._work)
         self._needs_known = needs_known
@@ -147,7 +155,8 @@ class CallReader:
         schema = self._tools.get(self.name)
         properties = schema.get("properties") if isinstance(schema, Mapping) else None
         properties = properties if isinstance(properties, Mapping) else {}
-        yield from copy_arguments(self._arguments, xml, close, mark, properties)
+        is_quoted = self.name in self._quoted
+        yield from copy_arguments(self._arguments, xml, close, mark, properties, is_quoted)
         self.closed = not xml.end
 
     def _pythonic(self) -> Generator[None, str, None]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Content(NamedTuple):
@@ -18,17 +18,19 @@ class Reasoning(NamedTuple):
 
 
 class CallBegin(NamedTuple):
-    """A call begins: `call` counts the answer's from 0."""
+    """A call begins: `call` counts the answer's from 0. `is_custom`: of a tool that takes one text."""
 
     call: int
     name: str
+    is_custom: bool = False
 
 
 class CallArguments(NamedTuple):
-    """More of the JSON text of a call's arguments."""
+    """More of the JSON text of a call's arguments; of one that `is_custom` more of its input."""
 
     call: int
     text: str
+    is_custom: bool = False
 
 
 class CallEnd(NamedTuple):
@@ -45,12 +47,16 @@ def joined(deltas: Sequence[Delta]) -> list[Delta]:
     if len(deltas) < 2:
         return list(deltas)
     found: list[Delta] = []
-    for (kind, index), several in groupby(deltas, _kind):
+    for (kind, _), grouped in groupby(deltas, _kind):
+        several: list[Any] = [*grouped]
         if kind in (CallBegin, CallEnd):
             found += several
             continue
-        text = "".join([delta.text for delta in several])  # type: ignore[union-attr]
-        found.append(CallArguments(index, text) if kind is CallArguments else kind(text))
+        text = "".join([delta.text for delta in several])
+        if kind is CallArguments:
+            found.append(several[0]._replace(text=text))
+        else:
+            found.append(kind(text))
     return found
 
 

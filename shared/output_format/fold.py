@@ -3,9 +3,11 @@ given after some text depends on that text alone, however it was cut.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum, auto
 from typing import Any
 
 from shared.output_format.call_reader import CallReader
+from shared.output_format.custom_input import InputReader
 from shared.output_format.deltas import (
     CallArguments,
     CallBegin,
@@ -22,6 +24,14 @@ from shared.output_format.table import Body, OutputFormat, ReasoningFormat
 _STARTS = {Body.JSON: "{", Body.PYTHONIC: "["}
 
 
+class End(Enum):
+    """How an answer ends."""
+
+    BY_ITSELF = auto()  # the model has written all of it
+    AT_STOP = auto()  # behind it there is a stop string
+    CUT_OFF = auto()  # it could have gone on
+
+
 class MessageFold:
     """Folds the text of one choice, in which marker tokens are characters of `markers`."""
 
@@ -35,9 +45,11 @@ class MessageFold:
         tools: Mapping[str, Any] | None = None,
         single_call: bool = False,
         hidden: frozenset[str] = frozenset(),
+        custom: Mapping[str, bool] | None = None,
     ) -> None:
         """`in_reasoning`: the prompt has opened the reasoning. `tools`: the schemas of their parameters by name.
-        `single_call`: further calls are left out. `hidden`: marker tokens that are left out of what is shown.
+        `single_call`: further calls are left out. `hidden`: marker tokens that are left out of what is shown. `custom`:
+        tools that take one text, by name, and whether that is a JSON string where arguments are written as they are.
         """
         self._calls = calls and markers.row(calls)
         self._reasoning = reasoning and markers.row(reasoning)
@@ -45,6 +57,10 @@ class MessageFold:
         self._tools = tools or {}
         self._single = single_call
         self._hidden = hidden
+        self._custom = custom or {}
+        self._quoted = frozenset(name for name, is_quoted in self._custom.items() if is_quoted)
+        # Of a call of such a tool that has begun.
+        self._input: InputReader | None = None
         # Text that is not sorted yet; white space behind content, which a call would swallow.
         self._buffer, self._space = "", ""
         self._trims = False
@@ -54,6 +70,8 @@ class MessageFold:
         self._reader: CallReader | None = None
         # Of a call whose tool is not known yet: its text, which is content if there is none.
         self._raw, self._begun = "", False
+        # Whether it begins without a marker.
+        self._is_bare = False
         self._index = 0
         self.calls_closed = 0
         self._state: Callable[[], bool] = self._begin
@@ -72,18 +90,47 @@ class MessageFold:
             pass
         return self._given()
 
-    def finish(self) -> list[Delta]:
-        """What is left at the end; a call that is not whole stays as it is."""
+    def finish(self, end: End = End.BY_ITSELF) -> list[Delta]:
+        """What is left at the end. A call that is not whole stays as it is; one whose tool is not known yet is left
+        out, but where the model ended its answer by itself: then it was none.
+        """
         rest, self._buffer = self._buffer, ""
         if self._state == self._reason:
             self._think(rest)
-        elif self._reader is not None and not self._begun:
-            self._say(self._raw)
-        elif rest.strip() or self._state in (self._begin, self._text):
-            self._say(rest)
+        elif self._state in (self._array, self._call):
+            if not self._begun:
+                self._leave(self._raw + rest, end)
+        elif self._state in (self._begin, self._text):
+            # A stop string behind it goes on with it as text does.
+            is_open = end is End.CUT_OFF or (end is End.AT_STOP and self._inside)
+            begun = self._begun_marker(rest) if is_open else 0
+            self._say(rest[: len(rest) - begun])
+            self._space = "" if begun else self._space
         if not self._index and self._space:
             self._out.append(Content(self._space))
         return self._given()
+
+    def _leave(self, text: str, end: End) -> None:
+        """What would have become a call."""
+        if end is End.BY_ITSELF or (self._is_bare and not self._may_be_call(text)):
+            self._say(text)
+        else:
+            self._space = ""
+
+    def _may_be_call(self, text: str) -> bool:
+        """Of a text that begins without a marker, as JSON may that is the answer itself."""
+        written = "".join(text.split())
+        begins = ["[{}("]
+        if self._calls is not None and self._calls.body is not Body.PYTHONIC:
+            begins = ['{{"name":"{}"', '{{"type":"function","name":"{}"']
+        calls = ["".join(begin.format(name).split()) for name in self._tools for begin in begins]
+        return any(call.startswith(written) or written.startswith(call) for call in calls)
+
+    def _begun_marker(self, rest: str) -> int:
+        """How many characters at the end of what was held may begin the marker of a call."""
+        calls = self._calls
+        markers = (calls.open, *(calls.around or ())) if calls is not None else ()
+        return _held(rest, [marker for marker in self._wanted() if marker in markers])
 
     def _given(self) -> list[Delta]:
         found, self._out = self._out, []
@@ -188,7 +235,7 @@ class MessageFold:
         self._reader = None
         for name, arguments in reader.listed:
             self._begin_call(name)
-            self._call_delta(CallArguments(self._index, arguments))
+            self._arguments(arguments)
             self._end_call()
         if not reader.listed:
             self._end_call()
@@ -225,7 +272,7 @@ class MessageFold:
 
     def _open(self, marker: str, *, needs_known: bool = False) -> None:
         assert self._calls is not None
-        self._raw = marker
+        self._raw, self._begun, self._is_bare = marker, False, needs_known
         if self._calls.body is Body.JSON_ARRAY:
             self._state = self._array
         else:
@@ -235,7 +282,9 @@ class MessageFold:
         """A call begins behind `raw`."""
         assert self._calls is not None
         self._raw, self._begun, self._state = raw, False, self._call
-        self._reader = CallReader(self._calls, self._tools, needs_known=needs_known)
+        self._reader = CallReader(
+            self._calls, self._tools, needs_known=needs_known, quoted=self._quoted
+        )
 
     def _give(self, reader: CallReader, read: str) -> None:
         """What a call's reader knows by now, `read` being what it has read of it."""
@@ -243,16 +292,24 @@ class MessageFold:
             self._raw += read
             if reader.name:
                 self._begin_call(reader.name)
-        arguments = reader.take()
-        if arguments:
-            self._call_delta(CallArguments(self._index, arguments))
+        self._arguments(reader.take())
 
     def _begin_call(self, name: str) -> None:
         self._raw, self._space = "", ""
         self._begun = self._trims = True
-        self._call_delta(CallBegin(self._index, name))
+        self._input = InputReader() if name in self._custom else None
+        self._call_delta(CallBegin(self._index, name, self._input is not None))
+
+    def _arguments(self, text: str) -> None:
+        """More of what the call that has begun is given."""
+        if self._input is not None:
+            text = self._input.push(text)
+        if text:
+            self._call_delta(CallArguments(self._index, text, self._input is not None))
 
     def _end_call(self) -> None:
+        if self._input is not None and (rest := self._input.finish()):
+            self._call_delta(CallArguments(self._index, rest, is_custom=True))
         self._call_delta(CallEnd(self._index))
         self._index += 1
         self.calls_closed += 1

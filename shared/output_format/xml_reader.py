@@ -4,7 +4,7 @@ import json
 from collections.abc import Collection, Generator, Mapping
 from typing import Any
 
-from shared.output_format.json_reader import Malformed, is_mark
+from shared.output_format.json_reader import Malformed, behind_space, copy_string, is_mark
 from shared.output_format.table import Xml
 
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
@@ -76,9 +76,14 @@ def read_name(xml: Xml, close: str) -> Generator[None, str, tuple[str, str]]:
 
 
 def copy_arguments(
-    out: list[str], xml: Xml, close: str, behind_name: str, properties: Mapping[str, Any]
+    out: list[str],
+    xml: Xml,
+    close: str,
+    behind_name: str,
+    properties: Mapping[str, Any],
+    is_quoted: bool,
 ) -> Generator[None, str, None]:
-    """Writes the arguments as a JSON object, up to the marker that ends them."""
+    """Writes the arguments as a JSON object, up to the marker that ends them. `is_quoted`: they are strings of JSON."""
     end, mark, before = xml.end or close, behind_name, "{"
     while True:
         if not mark:
@@ -90,6 +95,9 @@ def copy_arguments(
         before, mark = ", ", ""
         if xml.value_open:
             yield from until(xml.value_open)
+        if is_quoted:
+            yield from _copy_quoted(out, xml)
+            continue
         types = schema_types(properties.get(key.strip()))
         if types and set(types) == {"string"}:
             yield from _copy_text(out, xml)
@@ -99,6 +107,18 @@ def copy_arguments(
             raw = raw.removeprefix("\n").removesuffix("\n")
         out.append(as_json(raw, types))
     out.append("}" if before == ", " else "{}")
+
+
+def _copy_quoted(out: list[str], xml: Xml) -> Generator[None, str, None]:
+    """Writes a string of JSON as it comes; a marker within it is text."""
+    first = yield from behind_space()
+    if first != '"':
+        raise Malformed
+    out.append(first)
+    yield from copy_string(out)
+    behind, _ = yield from until(xml.value_close)
+    if behind.strip():
+        raise Malformed
 
 
 def _copy_text(out: list[str], xml: Xml) -> Generator[None, str, None]:

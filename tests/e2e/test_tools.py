@@ -4,6 +4,7 @@ calls them.
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -145,3 +146,39 @@ def test_a_call_that_has_to_be_made_is_made(tmp_path: Path, redis_url: str) -> N
     assert call.function.name == "f"
     found = json.loads(call.function.arguments)
     assert found.keys() == {"unit", "days"} and found["unit"] in "CF"
+
+
+def test_the_input_of_a_custom_tool_is_held_to_its_grammar(tmp_path: Path, redis_url: str) -> None:
+    """By the same model, in chats and responses, whole and streamed."""
+    folder = make_checkpoint(
+        tmp_path / "under-test", "llama", text={"max_position_embeddings": 1024}
+    )
+    (folder / "chat_template.jinja").write_text(CALLING.partition("{#")[0])
+    lark = 'start: line line\nline: "+" /[a-z"\\\\]{1,8}/ NL\n%import common.LF -> NL\n'
+    grammar = {"syntax": "lark", "definition": lark}
+    nested = {"name": "patch", "format": {"type": "grammar", "grammar": grammar}}
+    flat: Any = {"type": "custom", "name": "patch", "format": {"type": "grammar", **grammar}}
+    few: Any = {"model": "under-test", "tool_choice": "required", "parallel_tool_calls": False}
+    with (
+        services_in_process(folder, redis_url) as system,
+        OpenAI(base_url=system.base_url, api_key="none", max_retries=0) as client,
+    ):
+        asked = {**few, "messages": QUESTION, "tools": [{"type": "custom", "custom": nested}]}
+        for seed in range(3):
+            answer: Any = client.chat.completions.create(**asked, max_tokens=400, seed=seed)
+            choice = answer.choices[0]
+            assert choice.finish_reason == "tool_calls"
+            [call] = choice.message.tool_calls
+            assert (call.type, call.custom.name) == ("custom", "patch")
+            assert re.fullmatch(r'(\+[a-z"\\]{1,8}\n){2}', call.custom.input)
+            chunks: Any = client.chat.completions.create(
+                **asked, max_tokens=400, seed=seed, stream=True
+            )
+            deltas = [one for chunk in chunks for one in chunk.choices[0].delta.tool_calls or []]
+            assert "".join(one.custom["input"] for one in deltas) == call.custom.input
+        response: Any = client.responses.create(
+            **few, input="Patch it.", tools=[flat], max_output_tokens=400, extra_body={"seed": 1}
+        )
+        made = response.output[-1]
+        assert (made.type, made.name) == ("custom_tool_call", "patch")
+        assert re.fullmatch(r'(\+[a-z"\\]{1,8}\n){2}', made.input)

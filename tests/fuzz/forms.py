@@ -65,6 +65,27 @@ def grammar(draw: random.Random) -> str:
     return draw.choice(_GRAMMARS)
 
 
+def input_format(draw: random.Random, *, is_nested: bool) -> Any:
+    """What the input of a custom tool is held to, as chats nest it or as responses have it."""
+    if draw.random() < 0.2:
+        return draw.choice([{"type": "text"}, None, {"type": "grammar"}, "text"])
+    syntax = draw.choice(["lark", "lark", "regex", "gbnf"])
+    definition = expression(draw) if syntax == "regex" else draw.choice([grammar, lark])(draw)
+    told = {"syntax": syntax, "definition": definition}
+    return {"type": "grammar", "grammar": told} if is_nested else {"type": "grammar", **told}
+
+
+def lark(draw: random.Random) -> str:
+    """A grammar in Lark's form of several terminals."""
+    bodies = [
+        '"\\n" rule', "TOKEN*", 'rule? | "\""i', '"a".."z"', f"/{expression(draw)}/", "WS ~ 1..3", "[rule] -> other",
+    ]  # fmt: skip
+    lines = [f"{name}: {draw.choice(bodies)} {draw.choice(bodies)}" for name in ("start", "rule")]
+    lines += [f"TOKEN: {draw.choice(bodies)}", draw.choice(["", "%ignore WS", "%ignore TOKEN"])]
+    lines.append(draw.choice(["%import common.WS", "%import common (WS, LF)", "WS: /[ \\n]+/"]))
+    return "\n".join(lines)
+
+
 def tag(draw: random.Random) -> Any:
     """A structural tag."""
     return {"type": "structural_tag", "format": _part(draw, _DEEPEST)}

@@ -25,6 +25,8 @@ class Part:
     kind: PartKind
     call: int = 0
     name: str = ""
+    # Of a custom tool's call: `text` is its input.
+    is_custom: bool = False
     # It ended before the answer did, or with an answer that the model ended by itself.
     is_whole: bool = False
     texts: list[str] = field(default_factory=list)
@@ -60,9 +62,10 @@ class PartList:
                     yield from self._grow(PartKind.TEXT, text)
                 case Reasoning(text):
                     yield from self._grow(PartKind.REASONING, text)
-                case CallBegin(call, name):
+                case CallBegin(call, name, is_custom):
                     yield from self.end(is_whole=True)
-                    yield from self._begin(Part(len(self.parts), PartKind.CALL, call, name))
+                    begun = Part(len(self.parts), PartKind.CALL, call, name, is_custom)
+                    yield from self._begin(begun)
                 case CallArguments(_, text):
                     yield from self._grow(PartKind.CALL, text)
                 case CallEnd():

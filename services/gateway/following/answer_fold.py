@@ -8,6 +8,7 @@ from services.gateway.following.logprobs import LogprobFold, TokenLogprob, read_
 from services.gateway.following.message import Message, MessageText
 from shared.errors import Internal
 from shared.output_format.deltas import Delta
+from shared.output_format.fold import End
 from shared.queue.token_log import stride
 from shared.text.reply_cleaning import ReplyCleaner
 from shared.text.stop_search import StopStrings
@@ -110,7 +111,7 @@ class AnswerFold:
         if ending is not None:
             held = ending.cut
             try:
-                text += self._text.finish(ending.cut)
+                text += self._finish(ending)
             except ValueError as error:
                 raise Internal("STOP_MISMATCH", f"the stop string cannot be cut: {error}") from None
         if self._cleaner is not None:
@@ -128,6 +129,13 @@ class AnswerFold:
                 text, tokens, self.count, ending, self._choice, logprobs, deltas, calls
             )
         return Piece(text, tokens, self.count, ending, self._choice, logprobs)
+
+    def _finish(self, ending: Ending) -> str:
+        if self._message is None:
+            return self._text.finish(ending.cut)
+        by_itself = End.AT_STOP if ending.stop else End.BY_ITSELF
+        end = by_itself if ending.reason == _STOP else End.CUT_OFF
+        return self._message.finish(ending.cut, end)
 
     @property
     def reasoning_tokens(self) -> int:

@@ -13,7 +13,7 @@ from shared.output_format.deltas import (
     Reasoning,
     joined,
 )
-from shared.output_format.fold import MessageFold
+from shared.output_format.fold import End, MessageFold
 from shared.text.marked_text import MarkedText
 from shared.text.stop_search import StopStrings
 from shared.text.text_fold import TokenBytes
@@ -27,10 +27,11 @@ def call_id(request_id: str, choice: int, index: int) -> str:
 
 @dataclass(slots=True)
 class Call:
-    """A call of a tool; `arguments` is the text of a JSON object, if the model wrote one."""
+    """A call of a tool; `arguments` is the text of a JSON object, if the model wrote one, or a custom tool's input."""
 
     name: str
     arguments: str = ""
+    is_custom: bool = False
 
 
 @dataclass(slots=True)
@@ -55,7 +56,7 @@ class Message:
                 case Reasoning():
                     reasoning.append(delta.text)
                 case CallBegin():
-                    message.calls.append(Call(delta.name))
+                    message.calls.append(Call(delta.name, is_custom=delta.is_custom))
                     arguments.append([])
                 case CallArguments():
                     arguments[delta.call].append(delta.text)
@@ -88,6 +89,7 @@ class MessageText:
             in_reasoning=message.in_reasoning,
             tools=schemas,
             single_call=message.single_call,
+            custom={tool.name: tool.is_quoted for tool in message.custom_tools},
             hidden=form.special if skips else frozenset(),
         )
         self._hides_reasoning = message.hides_reasoning
@@ -113,10 +115,10 @@ class MessageText:
         self.reasoning_tokens += thought or fold.in_reasoning
         return content
 
-    def finish(self, cut: int = 0) -> str:
+    def finish(self, cut: int = 0, end: End = End.BY_ITSELF) -> str:
         """The content that is left. Raises ValueError for an impossible cut."""
         rest = self._sorted(self._fold.push(self._text.finish(cut)))
-        return rest + self._sorted(self._fold.finish())
+        return rest + self._sorted(self._fold.finish(end))
 
     def take(self) -> list[Delta]:
         """What has come since the last time, in order."""

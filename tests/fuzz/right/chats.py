@@ -78,4 +78,6 @@ def _arguments(draw: random.Random) -> Any:
 def _tools(draw: random.Random) -> list[dict[str, Any]]:
     schema = {"type": "object", "properties": {"city": forms.schema(draw)}}
     function = {"name": "weather", "description": "What it is like", "parameters": schema}
-    return [{"type": "function", "function": function} for _ in range(draw.randint(1, 3))]
+    custom = {"name": "run", "format": forms.input_format(draw, is_nested=True)}
+    tools = [{"type": "function", "function": function} for _ in range(draw.randint(1, 3))]
+    return [*tools, {"type": "custom", "custom": custom}] if draw.random() < 0.5 else tools

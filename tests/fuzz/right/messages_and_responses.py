@@ -110,7 +110,11 @@ def of_responses(draw: random.Random, route: str) -> dict[str, Any]:
         "store": draw.random() < 0.8,
     }
     if draw.random() < 0.3:
-        body["tools"] = [{"type": "function", "name": "weather", "parameters": forms.schema(draw)}]
+        custom = {"name": "run", "format": forms.input_format(draw, is_nested=False)}
+        body["tools"] = [
+            {"type": "function", "name": "weather", "parameters": forms.schema(draw)},
+            {"type": "custom", **custom},
+        ]
         body["tool_choice"] = draw.choice(["none", "auto", "required"])
     elif draw.random() < 0.2:
         body["text"] = {

@@ -386,5 +386,8 @@ async def test_a_body_as_coding_agents_send_it(stage: Stage) -> None:
         "reasoning", "message", "function_call",
     ]  # fmt: skip
     seen = stage.preprocess.seen[-1].conversation
-    assert [tool["function"]["name"] for tool in json.loads(seen.tools_json)] == ["shell"]
+    assert [tool["function"]["name"] for tool in json.loads(seen.tools_json)] == [
+        "shell",
+        "apply_patch",
+    ]
     assert [m.role for m in seen.messages] == ["system", "system", "user", "assistant", "tool"]

@@ -117,7 +117,7 @@ SHAPES: list[tuple[Any, str]] = [
     ({}, "tools"),
     ("x", "tools"),
     (["x"], "tools[0]"),
-    ([TOOLS[0], {"type": "custom"}], "tools[1].type"),
+    ([TOOLS[0], {"type": "web_search"}], "tools[1].type"),
     ([{"function": {"name": "x"}}], "tools[0].type"),
     ([{"type": "function"}], "tools[0].function"),
     ([{"type": "function", "function": {}}], "tools[0].function.name"),
@@ -203,6 +203,7 @@ async def test_grpc_takes_them_under_the_same_names(stage: Stage) -> None:
         ("[", "none", "tools"),
         ("[" * 100_000, "none", "tools"),
         ('[{"type": "function"}]', "none", "tools[0].function"),
+        ('[{"type": "custom", "custom": {"name": "x"}}]', "none", "tools[0].type"),
     ):
         with pytest.raises(InvalidRequest) as caught:
             await ask(stage, tools, choice)

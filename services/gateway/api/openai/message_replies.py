@@ -16,6 +16,14 @@ from tessera.common.v1.ending_pb2 import Ending
 from tessera.scheduler.v1.queue_pb2 import ReplyKind
 
 CALLS_TOOLS = "tool_calls"
+_FUNCTION = ("function", "arguments")
+
+
+def call_object(name: str, given: str, *, is_custom: bool) -> dict[str, Any]:
+    """What a call is of, as OpenAI writes it. `given`: its arguments, or the input of a custom tool."""
+    if is_custom:
+        return {"type": "custom", "custom": {"name": name, "input": given}}
+    return {"type": "function", "function": {"name": name, "arguments": given}}
 
 
 class MessageWriter(ReplyWriter):
@@ -75,14 +83,12 @@ class MessageWriter(ReplyWriter):
                     found[delta.call] = {
                         "index": delta.call,
                         "id": call_id(self._answer.head.request_id, choice, delta.call),
-                        "type": "function",
-                        "function": {"name": delta.name, "arguments": ""},
+                        **call_object(delta.name, "", is_custom=delta.is_custom),
                     }
                 case CallArguments():
-                    call = found.setdefault(
-                        delta.call, {"index": delta.call, "function": {"arguments": ""}}
-                    )
-                    call["function"]["arguments"] += delta.text
+                    kind, field = ("custom", "input") if delta.is_custom else _FUNCTION
+                    call = found.setdefault(delta.call, {"index": delta.call, kind: {field: ""}})
+                    call[kind][field] += delta.text
         return list(found.values())
 
 

@@ -17,6 +17,7 @@ from services.gateway.api.openai.schema import (
 from services.gateway.decoding.bounds import text, wrong
 from services.gateway.decoding.list_limits import LONGEST_TEMPLATE_KWARGS
 from services.gateway.model.served_model import ServedModel
+from services.gateway.reading.calls.custom_tools import as_arguments
 from services.gateway.reading.calls.divided import divided
 from services.gateway.reading.calls.earlier import Called, read_call_id, read_calls
 from services.gateway.reading.calls.tools import (
@@ -54,7 +55,7 @@ def read_chat(body: ChatRequest, model: ServedModel) -> ValidRequest:
     """POST /v1/chat/completions. Raises InvalidRequest naming the field, or NotFound."""
     if body.echo:
         raise unsupported("echo", "is for completions: leave it out or send false")
-    tools = read_tools(body, model.forms)
+    tools = read_tools(body, model.forms, takes_custom=True)
     prompt = conversation_prompt(read_conversation(body, tools), model)
     logprobs = chat_logprobs(body.logprobs, body.top_logprobs, model.max_logprobs)
     valid = read_generation(body, prompt, ReplyKind.REPLY_KIND_CHAT, logprobs, model)
@@ -143,7 +144,9 @@ def _read_message(message: ChatMessage, path: str, into: Message) -> None:
     if not is_off(message.audio):
         raise unsupported(f"{path}.audio", _NO_AUDIO)
     into.name = text(f"{path}.name", message.name, _LONGEST_NAME)
-    into.tool_calls_json = read_calls(map(_called, message.tool_calls or ()), f"{path}.tool_calls")
+    calls = enumerate(message.tool_calls or ())
+    called = (_called(call, f"{path}.tool_calls[{index}]") for index, call in calls)
+    into.tool_calls_json = read_calls(called, f"{path}.tool_calls")
     into.tool_call_id = read_call_id(message.tool_call_id, f"{path}.tool_call_id")
     into.reasoning = message.reasoning_content or message.reasoning or ""
     if isinstance(message.content, str):
@@ -158,7 +161,11 @@ def _read_message(message: ChatMessage, path: str, into: Message) -> None:
         raise wrong(f"{path}.content", "must be a string or a list of at least one part")
 
 
-def _called(call: ToolCall) -> Called:
+def _called(call: ToolCall, path: str) -> Called:
+    if call.custom is not None:
+        if not call.custom.name:
+            raise wrong(f"{path}.custom.name", "is missing")
+        return Called(call.id, call.custom.name, as_arguments(call.custom.input or ""))
     function = call.function or CalledFunction()
     given = bytes(function.arguments)
     if given.startswith(b'"'):

@@ -74,11 +74,21 @@ class CalledFunction(_Repeated):
     arguments: Annotated[msgspec.Raw, about("a JSON object, or the text of one")] = _NONE
 
 
+class CalledCustom(_Repeated):
+    """What was called: a custom tool, with the text that it was given."""
+
+    name: Annotated[str | None, about("the tool's name")] = None
+    input: Annotated[str | None, about("its input")] = None
+
+
 class ToolCall(_Repeated):
     """A call in an assistant's turn."""
 
     id: Annotated[str | None, about("its name, by which its result refers to it")] = None
     function: Annotated[CalledFunction | None, about("what was called")] = None
+    custom: Annotated[
+        CalledCustom | None, about("what was called, where that is a custom tool")
+    ] = None
 
 
 class ChatMessage(_Repeated):

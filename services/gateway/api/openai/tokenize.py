@@ -141,7 +141,8 @@ def _read_prompt(content: TokenizeRequest, model: ServedModel) -> PrepareRequest
     if content.messages is not None:
         if content.prompt is not None:
             raise wrong("prompt", "cannot be combined with messages: leave one of them out")
-        return read_conversation(content, read_tools(content, model.forms, may_call=False))
+        tools = read_tools(content, model.forms, may_call=False, takes_custom=True)
+        return read_conversation(content, tools)
     if content.prompt is None:
         raise wrong(
             "prompt", "is missing: send a text as `prompt`, or a conversation as `messages`"

@@ -6,7 +6,7 @@ from json.encoder import encode_basestring
 
 from services.gateway.api.compact_json import compact
 from services.gateway.api.openai.logprobs import LogprobsWriter
-from services.gateway.api.openai.message_replies import CALLS_TOOLS
+from services.gateway.api.openai.message_replies import CALLS_TOOLS, call_object
 from services.gateway.api.openai.replies import (
     echoed,
     envelope,
@@ -90,8 +90,7 @@ def _message(answer: Answer, choice: int, outcome: Outcome) -> str:
         calls = [
             {
                 "id": call_id(answer.head.request_id, choice, index),
-                "type": "function",
-                "function": {"name": call.name, "arguments": call.arguments},
+                **call_object(call.name, call.arguments, is_custom=call.is_custom),
             }
             for index, call in enumerate(found.calls)
         ]

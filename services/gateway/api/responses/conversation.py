@@ -9,6 +9,7 @@ from services.gateway.api.responses.compaction_items import opened
 from services.gateway.api.responses.schema import ContentPart, Item
 from services.gateway.decoding.bounds import at_most, text, wrong
 from services.gateway.decoding.list_limits import LONGEST_TOOL_NAME, MOST_MESSAGES, MOST_PARTS
+from services.gateway.reading.calls.custom_tools import as_arguments
 from services.gateway.reading.calls.earlier import Called, read_call_id, read_calls
 from services.gateway.reading.media.media import read_image_url, read_sent_file
 from shared.prompts.roles import for_older_templates
@@ -16,7 +17,10 @@ from tessera.preprocess.v1.preprocess_pb2 import Conversation, Media, Message
 
 _ROLES = ("user", "assistant", "system", "developer")
 _DETAILS = (None, "auto", "low", "high", "original")
-_TYPES = ("message", "function_call", "function_call_output", "reasoning", COMPACTION)
+_CUSTOM = "custom_tool_call"
+_TYPES = (
+    "message", "function_call", "function_call_output", _CUSTOM, f"{_CUSTOM}_output", "reasoning", COMPACTION,
+)  # fmt: skip
 _SPOKEN = ("input_text", "input_image", "input_file")
 _PICTURES = ("input_image", "input_file")
 _SAID = ("output_text", "refusal", "input_text")
@@ -79,10 +83,10 @@ class _Turns:
         match item.type:
             case None | "message":
                 self._message(item, path)
-            case "function_call":
+            case "function_call" | "custom_tool_call":
                 self._assistant()
                 self._calls.append(_called(item, path))
-            case "function_call_output":
+            case "function_call_output" | "custom_tool_call_output":
                 self._output(item, path)
             case "reasoning":
                 own = self._assistant()
@@ -183,7 +187,8 @@ def _called(item: Item, path: str) -> Called:
     name = text(f"{path}.name", item.name, LONGEST_TOOL_NAME)
     if not item.call_id:
         raise wrong(f"{path}.call_id", "is missing")
-    return Called(read_call_id(item.call_id, f"{path}.call_id"), name, item.arguments or "")
+    given = as_arguments(item.input or "") if item.type == _CUSTOM else item.arguments or ""
+    return Called(read_call_id(item.call_id, f"{path}.call_id"), name, given)
 
 
 def _thought(item: Item, path: str) -> str:

@@ -58,6 +58,8 @@ class ResponseWriter(PartStream):
         place = {"output_index": part.index}
         within: dict[str, Any] = {"item_id": self._forms.id(part), **place}
         growing, held = _GROWING[part.kind], "response.content_part"
+        if part.is_custom:
+            growing = "response.custom_tool_call_input"
         if part.kind is PartKind.REASONING and self._forms.is_summary:
             growing, held = "response.reasoning_summary_text", "response.reasoning_summary_part"
             within["summary_index"] = 0
@@ -125,6 +127,8 @@ def ended_response(answer: Answer, outcome: Outcome) -> Mapping[str, Any]:
 
 
 def _done(part: Part, text: str, logprobs: Sequence[Any]) -> Mapping[str, Any]:
+    if part.is_custom:
+        return {"input": text}
     if part.kind is PartKind.CALL:
         return {"name": part.name, "arguments": text}
     return {"text": text, "logprobs": logprobs} if part.kind is PartKind.TEXT else {"text": text}

@@ -102,7 +102,8 @@ class ItemForms:
 
     def id(self, part: Part) -> str:
         """The name of an item: the same at every gateway."""
-        return f"{_PREFIXES[part.kind]}_{self._head.request_id}_{part.index}"
+        prefix = "ctc" if part.is_custom else _PREFIXES[part.kind]
+        return f"{prefix}_{self._head.request_id}_{part.index}"
 
     def item(
         self, part: Part, text: str, *, is_begun: bool, logprobs: Sequence[Any] = ()
@@ -113,10 +114,10 @@ class ItemForms:
         if part.kind is PartKind.CALL:
             return {
                 **fields,
-                "type": "function_call",
+                "type": "custom_tool_call" if part.is_custom else "function_call",
                 "call_id": call_id(self._head.request_id, 0, part.call),
                 "name": part.name,
-                "arguments": text,
+                "input" if part.is_custom else "arguments": text,
             }
         held = [] if is_begun else [self.content_part(part, text, logprobs)]
         if part.kind is PartKind.TEXT:

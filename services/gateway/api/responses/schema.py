@@ -46,7 +46,8 @@ class Item(_Body):
     type: Annotated[
         str | None,
         about(
-            "message, function_call, function_call_output, reasoning, compaction or item_reference",
+            "message, function_call, function_call_output, custom_tool_call, custom_tool_call_output, reasoning,"
+            " compaction or item_reference",
             "message",
         ),
     ] = None
@@ -59,6 +60,7 @@ class Item(_Body):
     call_id: Annotated[str | None, about("the name of a call")] = None
     name: Annotated[str | None, about("the tool that was called")] = None
     arguments: Annotated[str | None, about("the text of a JSON object")] = None
+    input: Annotated[str | None, about("of custom_tool_call: what the tool was given")] = None
     output: Annotated[str | list[ContentPart] | None, about("what a call gave")] = None
     # Names that a response gave; without effect.
     id: Annotated[
@@ -144,7 +146,8 @@ class ResponseBody(_Body):
             "a text, or items: messages (`role` user, assistant, system or developer; a text, or parts `input_text`,"
             " `input_image` with an `image_url` or `file_id`, `input_file` of an image with `file_id`, `file_data` or"
             " `file_url`, `output_text`, `refusal`), `function_call`, `function_call_output` (a text or such parts),"
-            " `reasoning`, `compaction` ([more](#compaction)), `item_reference` to an item of a kept response",
+            " `custom_tool_call`, `custom_tool_call_output` likewise, `reasoning`, `compaction` ([more](#compaction)),"
+            " `item_reference` to an item of a kept response",
             example="What is there?",
         ),
     ] = None
@@ -185,16 +188,16 @@ class ResponseBody(_Body):
     tools: Annotated[
         msgspec.Raw,
         about(
-            "functions (`name`, `description`, `parameters`, `strict`). Tools of other types, those that OpenAI would"
-            " run and `custom` ones, are repeated in the response, and the model is not told of them",
+            "functions (`name`, `description`, `parameters`, `strict`), and `custom` ones (`name`, `description`,"
+            " `format`). Tools that OpenAI would run are repeated in the response, and the model is not told of them",
             "none",
         ),
     ] = _NONE
     tool_choice: Annotated[
         msgspec.Raw,
         about(
-            '"auto", "none", "required", `{"type": "function", "name": ...}`, `{"type": "allowed_tools", "mode",'
-            ' "tools"}`: the model is told of these alone',
+            '"auto", "none", "required", `{"type": "function", "name": ...}`, likewise of a custom one, `{"type":'
+            ' "allowed_tools", "mode", "tools"}`: the model is told of these alone',
             '"auto"',
         ),
     ] = _NONE

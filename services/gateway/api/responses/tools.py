@@ -1,7 +1,7 @@
 """The tools of a request for a response, and which of them may be called."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -9,13 +9,17 @@ import msgspec
 from services.gateway.decoding.bounds import text, wrong, wrong_type
 from services.gateway.decoding.list_limits import LONGEST_TOOL_NAME, LONGEST_TOOLS
 from services.gateway.model.output_forms import OutputForms
-from services.gateway.reading.calls.tools import Tools, offered
+from services.gateway.reading.calls.custom_tools import CUSTOM, CustomTool
+from services.gateway.reading.calls.tools import Tools, offered, told_tools
 from services.gateway.reading.fields.unsupported import unsupported
 
 _FIELDS = frozenset({"type", "name", "description", "parameters", "strict"})
 _MODES = ("auto", "none", "required")
 
-Function = Mapping[str, Any]
+_KINDS = ("function", CUSTOM)
+
+# In the form of chats.
+Tool = Mapping[str, Any]
 
 
 class ReadTools(NamedTuple):
@@ -27,32 +31,34 @@ class ReadTools(NamedTuple):
 
 
 def read_tools(raw: msgspec.Raw, raw_choice: msgspec.Raw, forms: OutputForms) -> ReadTools:
-    """The functions among the tools; the model is not told of others, which a server would have to run. Raises
+    """The functions and custom tools; the model is not told of other tools, which a server would have to run. Raises
     InvalidRequest naming the field.
     """
     listed = loaded("tools", raw)
     if not isinstance(listed, list | None):
         raise wrong("tools", "must be a list", "INVALID_TYPE")
-    functions = [
-        _function(tool, f"tools[{index}]")
-        for index, tool in enumerate(listed or ())
-        if _is_function(tool, f"tools[{index}]")
-    ]
+    custom: dict[str, CustomTool] = {}
+    read = [_read(tool, f"tools[{index}]") for index, tool in enumerate(listed or ())]
+    found = told_tools(read, custom, forms, is_nested=False)
     choice = loaded("tool_choice", raw_choice)
-    mode, shown = _read_choice(choice, functions)
-    found = [{"type": "function", "function": function} for function in shown]
+    mode, shown = _read_choice(choice, found, custom)
     return ReadTools(
-        offered(found, mode, forms), listed or [], "auto" if choice is None else choice
+        offered(shown, mode, forms, custom=custom),
+        listed or [],
+        "auto" if choice is None else choice,
     )
 
 
-def _is_function(tool: Any, path: str) -> bool:
+def _read(tool: Any, path: str) -> dict[str, Any]:
+    """A function in the form of chats; of other tools what was sent."""
     if not isinstance(tool, dict) or not isinstance(tool.get("type"), str):
         raise wrong(path, "must be an object with a type", "INVALID_TYPE")
-    return bool(tool["type"] == "function")
+    if tool["type"] != "function":
+        return tool
+    return {"type": "function", "function": _function(tool, path)}
 
 
-def _function(tool: Mapping[str, Any], path: str) -> Function:
+def _function(tool: Mapping[str, Any], path: str) -> dict[str, Any]:
     name, about, parameters, strict = map(tool.get, ("name", "description", "parameters", "strict"))
     if not isinstance(name, str) or not name:
         raise wrong_type(f"{path}.name", "a string of at least one character")
@@ -73,52 +79,58 @@ def _function(tool: Mapping[str, Any], path: str) -> Function:
     }
 
 
-def _read_choice(choice: Any, functions: Sequence[Function]) -> tuple[str, Sequence[Function]]:
-    """How `offered` is told of it, and the functions that the model sees. Raises InvalidRequest."""
+def _read_choice(
+    choice: Any, tools: Sequence[Tool], custom: Collection[str]
+) -> tuple[str, Sequence[Tool]]:
+    """How `offered` is told of it, and the tools that the model sees. Raises InvalidRequest."""
     if choice is None:
-        return "auto", functions
+        return "auto", tools
     if isinstance(choice, str) and choice in _MODES:
-        return _mode(choice, functions), functions
+        return _mode(choice, tools), tools
     kind = choice.get("type") if isinstance(choice, dict) else None
-    if kind == "function":
-        return _named(choice.get("name"), functions, "tool_choice.name"), functions
+    if kind in _KINDS:
+        return _named(choice, tools, custom, "tool_choice.name"), tools
     if kind == "allowed_tools":
-        return _allowed(choice, functions)
+        return _allowed(choice, tools, custom)
     raise wrong(
         "tool_choice",
-        'must be "auto", "none", "required", {"type": "function", "name": ...} or {"type": "allowed_tools", ...}',
+        'must be "auto", "none", "required", {"type": "function", "name": ...}, {"type": "custom", "name": ...} or'
+        ' {"type": "allowed_tools", ...}',
     )
 
 
-def _mode(mode: str, functions: Sequence[Function]) -> str:
-    if mode == "required" and not functions:
+def _mode(mode: str, tools: Sequence[Tool]) -> str:
+    if mode == "required" and not tools:
         raise wrong("tool_choice", "asks for a call, and there are no functions: send `tools`")
     return mode
 
 
-def _named(name: Any, functions: Sequence[Function], field: str) -> str:
-    if name not in [function["name"] for function in functions]:
-        raise wrong(
-            field, f"{str(name)[:64]!r} is not among the functions in tools", "UNKNOWN_TOOL"
-        )
+def _named(named: Any, tools: Sequence[Tool], custom: Collection[str], field: str) -> str:
+    """The name of the tool that is named with its type; without a type it is a function."""
+    name, kind = None, "function"
+    if isinstance(named, dict):
+        name, kind = named.get("name"), named.get("type", kind)
+    names = [tool["function"]["name"] for tool in tools]
+    if name not in names or kind not in _KINDS or (name in custom) != (kind == CUSTOM):
+        what = "custom tools" if kind == CUSTOM else "functions"
+        raise wrong(field, f"{str(name)[:64]!r} is not among the {what} in tools", "UNKNOWN_TOOL")
     return str(name)
 
 
 def _allowed(
-    choice: Mapping[str, Any], functions: Sequence[Function]
-) -> tuple[str, Sequence[Function]]:
+    choice: Mapping[str, Any], tools: Sequence[Tool], custom: Collection[str]
+) -> tuple[str, Sequence[Tool]]:
     """The model sees those that are allowed, and no others."""
     mode, allowed = choice.get("mode"), choice.get("tools")
     if mode not in ("auto", "required"):
         raise wrong("tool_choice.mode", "must be auto or required")
     if not isinstance(allowed, list) or not allowed:
         raise wrong_type("tool_choice.tools", "a list of at least one tool")
-    names = set()
-    for index, tool in enumerate(allowed):
-        field = f"tool_choice.tools[{index}].name"
-        name = tool.get("name") if isinstance(tool, dict) else None
-        names.add(_named(name, functions, field))
-    shown = [function for function in functions if function["name"] in names]
+    names = {
+        _named(tool, tools, custom, f"tool_choice.tools[{index}].name")
+        for index, tool in enumerate(allowed)
+    }
+    shown = [tool for tool in tools if tool["function"]["name"] in names]
     return _mode(mode, shown), shown
 
 

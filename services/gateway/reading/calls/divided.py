@@ -12,15 +12,17 @@ from services.gateway.reading.options import GenerationOptions
 from services.gateway.reading.valid_request import ValidRequest
 from shared.errors import InvalidRequest
 from shared.output_format.grammar import (
+    ANY_ARGUMENTS,
     Form,
     behind_reasoning,
     bounded_reasoning,
     calls_form,
     has_grammar,
+    text_or_calls_form,
 )
 from shared.output_format.table import OutputFormat, ReasoningFormat
 from tessera.common.v1.sampling_pb2 import SamplingParams
-from tessera.scheduler.v1.queue_pb2 import MessageFormat, ReplyKind
+from tessera.scheduler.v1.queue_pb2 import CustomTool, MessageFormat, ReplyKind
 
 # The form of an answer's text, as APIs with tools mean it: clients send it beside calls that have to be made, and such
 # an answer has no text.
@@ -56,24 +58,26 @@ def divided(
             hides_reasoning=hides_reasoning,
             single_call=single_call,
             schemas_json=tools.schemas_json,
+            custom_tools=[
+                CustomTool(name=tool.name, is_quoted=tool.is_quoted(calls))
+                for tool in tools.custom.values()
+            ],
         )
     )
     most = read_budget(request, options, reasoning, model, budget_field)
     if not tools.demanded or calls is None:
+        if calls is not None and tools.inputs and request.constraint is None:
+            return _with_inputs(request, options, calls, tools, reasoning, most)
         if most is not None and reasoning is not None:
             return _bounded(request, reasoning, most, budget_field)
         if calls is not None and has_grammar(calls):
             return _or_calls(request, calls, tools, single=single_call)
         return request
     if request.constraint is not None and not request.constraint.field.startswith(_OF_TEXT):
-        field = request.constraint.field
-        raise InvalidRequest(
-            "CONFLICTING_CONSTRAINTS",
-            f"tool_choice and {field} both constrain the answer: give one",
-            field="tool_choice",
-        )
+        raise _conflict("tool_choice", request.constraint)
     check_form(options, "tool_choice")
-    form = calls_form(calls, tools.demanded, single=single_call or tools.one_is_named)
+    single = single_call or tools.one_is_named
+    form = calls_form(calls, tools.demanded, single=single, inputs=tools.inputs)
     if reasoning is None:
         return replace(request, constraint=_constraint(form, tools))
     return _either(
@@ -88,10 +92,47 @@ def _or_calls(
 ) -> ValidRequest:
     """The same; where its text is held to JSON the answer may be calls instead."""
     of_text = request.constraint
-    if of_text is None or of_text.kind != "json" or not of_text.field.startswith(_OF_TEXT):
+    if of_text is None:
         return request
-    form = calls_form(calls, json.loads(tools.schemas_json), single=single)
+    if of_text.kind != "json" or not of_text.field.startswith(_OF_TEXT):
+        if tools.inputs:
+            raise _conflict("tools", of_text)
+        return request
+    schemas = json.loads(tools.schemas_json)
+    form = calls_form(calls, schemas, single=single, inputs=tools.inputs)
     return replace(request, constraint=replace(of_text, calls=_constraint(form, tools)))
+
+
+def _with_inputs(
+    request: ValidRequest,
+    options: GenerationOptions,
+    calls: OutputFormat,
+    tools: Tools,
+    reasoning: ReasoningFormat | None,
+    most: int | None,
+) -> ValidRequest:
+    """The same, whose calls, if it makes some, are well-formed: a custom tool is given what its grammar has."""
+    check_form(options, "tools")
+    schemas = {
+        name: schema if name in tools.custom or name in tools.strict_functions else ANY_ARGUMENTS
+        for name, schema in json.loads(tools.schemas_json).items()
+    }
+    form = text_or_calls_form(calls, schemas, inputs=tools.inputs)
+    if reasoning is None:
+        return replace(request, constraint=_constraint(form, tools))
+    outside, within = (
+        behind_reasoning(form, reasoning, in_reasoning=opened, most=most, gap="")
+        for opened in (False, True)
+    )
+    return _either(request, _constraint(outside, tools), _constraint(within, tools))
+
+
+def _conflict(field: str, constraint: Constraint) -> InvalidRequest:
+    return InvalidRequest(
+        "CONFLICTING_CONSTRAINTS",
+        f"{field} and {constraint.field} both constrain the answer: give one",
+        field=field,
+    )
 
 
 def _bounded(

@@ -16,13 +16,14 @@ from services.gateway.decoding.list_limits import (
     LONGEST_TOOLS,
 )
 from services.gateway.model.output_forms import OutputForms
+from services.gateway.reading.calls.custom_tools import CUSTOM, CustomTool, read_custom_tool
 from services.gateway.reading.fields.unsupported import is_off, unsupported
 from services.gateway.reading.media.media_options import MediaFields
 from shared.output_format.grammar import has_grammar
 from tessera.preprocess.v1.preprocess_pb2 import Conversation
 
 _NONE = msgspec.Raw()
-_REQUIRED, _ALLOWED = "required", "allowed_tools"
+_REQUIRED, _ALLOWED, _FUNCTION = "required", "allowed_tools", "function"
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
 
 
@@ -33,15 +34,15 @@ class ToolFields(MediaFields, kw_only=True):
         msgspec.Raw,
         about(
             'tools that the model sees and may call: a list of {"type": "function", "function": {"name", "description",'
-            ' "parameters"}}',
+            ' "parameters"}}, in chat also {"type": "custom", "custom": {"name", "description", "format"}}',
             "none",
         ),
     ] = _NONE
     tool_choice: Annotated[
         msgspec.Raw,
         about(
-            '"auto", "none", "required", {"type": "function", "function": {"name": ...}}, or {"type": "allowed_tools",'
-            ' "allowed_tools": {"mode", "tools"}}',
+            '"auto", "none", "required", {"type": "function", "function": {"name": ...}}, likewise of a custom tool, or'
+            ' {"type": "allowed_tools", "allowed_tools": {"mode", "tools"}}',
             "auto",
         ),
     ] = _NONE
@@ -74,6 +75,7 @@ class ToolFields(MediaFields, kw_only=True):
 class Tools(NamedTuple):
     """The tools as a JSON list of {"type": "function", "function": {...}}, as the client wrote them; empty for none."""
 
+    # Custom tools among them as the functions as which the model knows them.
     json: str = ""
     # The schemas of their parameters by name, as a JSON object, where the model may call them; else empty.
     schemas_json: str = ""
@@ -82,6 +84,14 @@ class Tools(NamedTuple):
     one_is_named: bool = False
     # Whether a schema is to be kept to the letter.
     strict: bool = False
+    # Those that the model may call whose input is one text, by name; and functions that are to be kept to the letter.
+    custom: Mapping[str, CustomTool] = {}
+    strict_functions: Collection[str] = ()
+
+    @property
+    def inputs(self) -> dict[str, dict[str, Any]]:
+        """The grammars of custom tools, by name."""
+        return {name: tool.form() for name, tool in self.custom.items() if tool.syntax}
 
 
 # How a request says that its tools are only to be seen.
@@ -89,15 +99,23 @@ _SHOWN_ALONE = 'send `tool_choice: "none"`: the model then sees the tools and an
 
 
 def read_tools(
-    body: ToolFields, forms: OutputForms, *, may_call: bool = True, none: str = _SHOWN_ALONE
+    body: ToolFields,
+    forms: OutputForms,
+    *,
+    may_call: bool = True,
+    takes_custom: bool = False,
+    none: str = _SHOWN_ALONE,
 ) -> Tools:
-    """The tools of a body. `may_call`: whether what the request gets could be a call; `none`: what a request does that
-    wants none, for the error where calls cannot be given.
+    """The tools of a body. `may_call`: whether what the request gets could be a call; `takes_custom`: whether it may be
+    one of a custom tool; `none`: what a request does that wants none, for the error where calls cannot be given.
 
     Raises InvalidRequest naming the field: for a call that is asked for and cannot be given, and for tools of another
     shape.
     """
-    tools = _read("tools", body.tools, _check_tool)
+    custom: dict[str, CustomTool] = {}
+    tools = _read("tools", body.tools, _check_any_tool if takes_custom else _check_tool)
+    if takes_custom:
+        tools = told_tools(tools, custom, forms, is_nested=True)
     functions = _read("functions", body.functions, _check_function)
     if tools and functions:
         raise wrong("functions", "cannot be combined with tools, its newer name: leave it out")
@@ -108,9 +126,39 @@ def read_tools(
         )
     given = _given_choice(body.tool_choice)
     if isinstance(given, dict) and given.get("type") == _ALLOWED:
-        given, tools = _allowed(given.get(_ALLOWED), tools)
-    choice = _read_choice(given, {tool["function"]["name"] for tool in tools})
-    return offered(tools, choice if may_call else "none", forms, none)
+        given, tools = _allowed(given.get(_ALLOWED), tools, custom)
+    choice = _read_choice(given, {tool["function"]["name"] for tool in tools}, custom)
+    return offered(tools, choice if may_call else "none", forms, none, custom)
+
+
+def told_tools(
+    listed: Sequence[dict[str, Any]],
+    custom: dict[str, CustomTool],
+    forms: OutputForms,
+    *,
+    is_nested: bool,
+) -> list[dict[str, Any]]:
+    """Functions, and custom tools as the functions as which the model knows them; not those of other types. Custom ones
+    are put into `custom`; `is_nested`: their fields stand under this name. Raises InvalidRequest naming the field.
+    """
+    told: list[dict[str, Any]] = []
+    names: set[str] = set()
+    for index, tool in enumerate(listed):
+        one = None
+        if tool["type"] == CUSTOM:
+            path = f"tools[{index}]"
+            given, path = (tool.get(CUSTOM), f"{path}.{CUSTOM}") if is_nested else (tool, path)
+            one = read_custom_tool(given, path, is_nested=is_nested)
+        elif tool["type"] != _FUNCTION:
+            continue
+        told.append(tool if one is None else one.told(forms.calls))
+        name = told[-1]["function"]["name"]
+        if name in names and (one is not None or name in custom):
+            raise wrong(f"tools[{index}]", f"has the name of another tool, {name[:64]!r}")
+        names.add(name)
+        if one is not None:
+            custom[name] = one
+    return told
 
 
 def offered(
@@ -118,9 +166,11 @@ def offered(
     choice: str,
     forms: OutputForms,
     none: str = _SHOWN_ALONE,
+    custom: Mapping[str, CustomTool] | None = None,
 ) -> Tools:
     """Tools that have been checked, in OpenAI's form. `choice`: "auto", "none", "required", or the one that has to be
-    called; `none`: what a request does that wants none. Raises InvalidRequest for calls that cannot be given.
+    called; `none`: what a request does that wants none; `custom`: which of them are no functions. Raises InvalidRequest
+    for calls that cannot be given.
     """
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
     if not tools or choice == "none":
@@ -137,13 +187,23 @@ def offered(
             "tool_choice",
             f"asks for a call that has to be made, which is not offered for calls as {forms.calls.name}: leave it out",
         )
+    custom = {name: tool for name, tool in (custom or {}).items() if name in schemas}
+    for tool in custom.values():
+        if tool.syntax and not has_grammar(forms.calls):
+            raise unsupported(
+                tool.field,
+                f"is a grammar, which is not offered for calls as {forms.calls.name}: leave `format` out",
+            )
     named = {choice: schemas[choice]} if choice in schemas else {}
+    strict = [tool["function"]["name"] for tool in tools if tool["function"].get("strict") is True]
     return Tools(
         _written("tools", tools),
         json.dumps(schemas, ensure_ascii=False),
         named or (schemas if choice == _REQUIRED else {}),
         bool(named),
-        any(tool["function"].get("strict") is True for tool in tools),
+        bool(strict),
+        custom,
+        strict,
     )
 
 
@@ -186,7 +246,9 @@ def _given_choice(choice: msgspec.Raw) -> Any:
         raise wrong("tool_choice", f"cannot be read: {error}") from None
 
 
-def _allowed(given: Any, tools: Sequence[dict[str, Any]]) -> tuple[Any, list[dict[str, Any]]]:
+def _allowed(
+    given: Any, tools: Sequence[dict[str, Any]], custom: Collection[str]
+) -> tuple[Any, list[dict[str, Any]]]:
     """The mode among those tools alone that may be called, and these: the model is told of no others. Raises
     InvalidRequest."""
     path = f"tool_choice.{_ALLOWED}"
@@ -195,22 +257,27 @@ def _allowed(given: Any, tools: Sequence[dict[str, Any]]) -> tuple[Any, list[dic
         raise wrong(f"{path}.mode", 'must be "auto" or "required"')
     if not isinstance(listed, list) or not listed:
         raise wrong(f"{path}.tools", "must be a list of at least one tool")
-    names = [_called_name(tool) for tool in listed]
+    names = []
     known = {tool["function"]["name"] for tool in tools}
-    for index, name in enumerate(names):
-        if name not in known:
-            field = f"{path}.tools[{index}].function.name"
+    for index, tool in enumerate(listed):
+        kind, name = _called_name(tool)
+        if name not in known or (name in custom) != (kind == CUSTOM):
+            field = f"{path}.tools[{index}].{kind}.name"
             raise wrong(field, f"{str(name)[:64]!r} is not among tools", "UNKNOWN_TOOL")
+        names.append(name)
     return mode, [tool for tool in tools if tool["function"]["name"] in names]
 
 
-def _called_name(tool: Any) -> str | None:
-    function = tool.get("function") if isinstance(tool, dict) else None
-    name = function.get("name") if isinstance(function, dict) else None
-    return name if isinstance(name, str) else None
+def _called_name(tool: Any) -> tuple[str, str | None]:
+    """Of a tool that is named: its kind, and its name."""
+    asked = tool if isinstance(tool, dict) else {}
+    kind = CUSTOM if asked.get("type") == CUSTOM else "function"
+    named = asked.get(kind)
+    name = named.get("name") if isinstance(named, dict) else None
+    return kind, name if isinstance(name, str) else None
 
 
-def _read_choice(asked: Any, names: Collection[str]) -> str:
+def _read_choice(asked: Any, names: Collection[str], custom: Collection[str]) -> str:
     """ "auto", "none", "required", or the tool that has to be called. Raises InvalidRequest."""
     if asked in ("auto", "none"):
         return str(asked)
@@ -218,16 +285,15 @@ def _read_choice(asked: Any, names: Collection[str]) -> str:
         if not names:
             raise wrong("tool_choice", "asks for a call, and there are no tools: send `tools`")
         return _REQUIRED
-    function = asked.get("function") if isinstance(asked, dict) else None
-    if not isinstance(function, dict):
+    kind, name = _called_name(asked)
+    if not isinstance(asked, dict) or not isinstance(asked.get(kind), dict):
         raise wrong(
             "tool_choice",
             'must be "auto", "none", "required", {"type": "function", "function": {"name": ...}} or {"type":'
             ' "allowed_tools", "allowed_tools": {"mode": ..., "tools": [...]}}',
         )
-    name = function.get("name")
-    if not isinstance(name, str) or name not in names:
-        field = "tool_choice.function.name"
+    if name is None or name not in names or (name in custom) != (kind == CUSTOM):
+        field = f"tool_choice.{kind}.name"
         raise wrong(field, f"{str(name)[:64]!r} is not among tools", "UNKNOWN_TOOL")
     return name
 
@@ -265,6 +331,12 @@ def _read(
 def _check_document(document: Any, path: str) -> None:
     if not isinstance(document, dict):
         raise wrong_type(path, 'an object, such as {"title": ..., "text": ...}')
+
+
+def _check_any_tool(tool: Any, path: str) -> None:
+    """Custom tools are read later (`told_tools`)."""
+    if not isinstance(tool, dict) or tool.get("type") != CUSTOM:
+        _check_tool(tool, path)
 
 
 def _check_tool(tool: Any, path: str) -> None:

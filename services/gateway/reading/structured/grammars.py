@@ -43,6 +43,7 @@ class _Compiled:
     at: str = ""
     message: str = ""
     is_of_calls: bool = False
+    field: str = ""  # of the request, where the form says it itself
     until: float = math.inf  # not known after this time
 
 
@@ -193,6 +194,7 @@ class Grammars:
             answer.get("at", ""),
             answer.get("message", ""),
             answer.get("is_of_calls", False),
+            answer.get("field", ""),
         )
 
 
@@ -215,5 +217,5 @@ def _form(constraint: Constraint) -> dict[str, Any]:
 
 def _refusal(constraint: Constraint, found: _Compiled) -> ServingError:
     of_calls = constraint.calls if found.is_of_calls else None
-    field = (of_calls or constraint).field + found.at
+    field = found.field or (of_calls or constraint).field + found.at
     return InvalidRequest(found.reason, f"{field}: {found.message}", field=field)

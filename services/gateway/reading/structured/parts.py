@@ -92,9 +92,9 @@ class Parts:
         found = [token for token in self.added_tokens if text.startswith(token)]
         return max(found, key=len, default="")
 
-    def rule(self, body: str, attributes: str = "") -> str:
-        """A rule of its own; its name."""
-        name = f"rule_{len(self.rules)}"
+    def rule(self, body: str, attributes: str = "", *, is_terminal: bool = False) -> str:
+        """A rule of its own, or a terminal; its name."""
+        name = f"{'TERMINAL' if is_terminal else 'rule'}_{len(self.rules)}"
         self.rules.append(f"{name}{attributes}: {body}")
         return name
 
@@ -110,12 +110,19 @@ class Parts:
             raise grammar_error(message)
         return text
 
-    def _lark(self, grammar: dict[str, Any], at: str) -> str:
-        part = {"lark_grammar": grammar["lark_grammar"]}
-        if message := _check(_text([part])):
+    def lark(self, text: str) -> str:
+        """Text of a grammar in Lark's form."""
+        return self._lark({"lark_grammar": text}, "")
+
+    def check_lark(self, text: str, at: str = "") -> None:
+        """Raises FormError for what is no grammar in Lark's form."""
+        if message := _check(_text([{"lark_grammar": text}])):
             error = grammar_error(message)
             raise FormError(str(error), at, error.reason)
-        return self._named(part)
+
+    def _lark(self, grammar: dict[str, Any], at: str) -> str:
+        self.check_lark(grammar["lark_grammar"], at)
+        return self._named({"lark_grammar": grammar["lark_grammar"]})
 
     def _named(self, grammar: dict[str, Any]) -> str:
         name = f"part_{len(self._grammars)}"

@@ -7,6 +7,7 @@ from typing import Any
 
 from services.gateway.reading.structured.errors import FormError
 from services.gateway.reading.structured.parts import TEXT, Parts
+from services.gateway.reading.structured.tool_inputs import TOOL_INPUT, tool_input
 
 _DEEPEST = 32
 _MOST_TOKENS = 1 << 24
@@ -36,6 +37,8 @@ def _form(parts: Parts, form: Any, at: str, depth: int) -> str:
         raise FormError(f"is nested deeper than {_DEEPEST} levels", at[:200])
     kind = _object(form, at).get("type")
     write = _KINDS.get(kind) if isinstance(kind, str) else None
+    if kind == TOOL_INPUT:  # ours, which clients are not told of
+        write = tool_input
     if write is None:
         names = ", ".join(_KINDS)
         raise FormError(f"must be one of {names}", f"{at}.type")

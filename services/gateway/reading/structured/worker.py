@@ -31,7 +31,12 @@ def _done(job: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     try:
         return compiled(job), {}
     except FormError as error:
-        told = {"at": error.at, "message": str(error), "reason": error.reason}
+        told = {
+            "at": error.at,
+            "field": error.field,
+            "message": str(error),
+            "reason": error.reason,
+        }
         return "", {**told, "is_of_calls": error.is_of_calls}
     except MemoryError:
         raise
