@@ -2,6 +2,7 @@
 
 import torch
 
+from shared.checkpoint.files import GGUF
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.gguf.architecture import stored_name
 from shared.checkpoint.gguf.block_types import CODED
@@ -17,7 +18,7 @@ def not_finite(checkpoint: Checkpoint, dtype: torch.dtype) -> InvalidRequest:
     """The refusal of a model whose first step gave no numbers. Reads its tensors, which takes as long as loading."""
     name = next((name for name in checkpoint.names() if not _is_finite(checkpoint, name)), None)
     if name is not None:
-        shown = stored_name(name) if checkpoint.is_gguf else name
+        shown = stored_name(checkpoint.folder / GGUF, name) if checkpoint.is_gguf else name
         why = f"the tensor {shown} cannot be used: {NOT_FINITE}; download it again"
         return _refusal(checkpoint, why)
     kind = str(dtype).removeprefix("torch.")

@@ -26,7 +26,7 @@ from shared.settings import cache_home
 log = structlog.get_logger(__name__)
 
 SUFFIX = ".gguf"
-_FORMAT = 1  # of what is written; raised when the same file is to give other ones
+_FORMAT = 2  # of what is written; raised when the same file is to give other ones
 _PROGRAM = (sys.executable, "-P", "-m", "shared.checkpoint.gguf.tokenizer_files")
 _PROGRAM_S = (
     900.0  # where the machine is busy; of a processor's time it takes far less, or is ended
