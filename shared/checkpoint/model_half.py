@@ -2,7 +2,7 @@
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -57,12 +57,11 @@ def load_without(
     left_out: Sequence[str],
     dtype: torch.dtype,
     prepare: Callable[[Any], None] = lambda model: None,
-    state: Mapping[str, torch.Tensor] | None = None,
     **options: Any,
 ) -> Any:
     """The model with empty modules, and no parameters, at some paths: their tensors have no place to go and are not
-    read. `prepare` gets it before anything is loaded; `state`: tensors in the place of those in its files; `options`
-    are those of `from_pretrained`.
+    read. `prepare` gets it before anything is loaded; `options` are those of `from_pretrained`: with a `state_dict` no
+    file is read.
 
     Raises InvalidRequest for a checkpoint that lacks one of the other tensors.
     """
@@ -77,10 +76,9 @@ def load_without(
     part: Any = type(kind.__name__, (kind,), {"__init__": create, "__module__": kind.__module__})
     with understood(checkpoint), _quiet():
         model, report = part.from_pretrained(
-            checkpoint.folder if state is None else None,
+            None if options.get("state_dict") else checkpoint.folder,
             config=config,
             dtype=dtype,
-            state_dict=state,
             local_files_only=True,
             use_safetensors=True,
             output_loading_info=True,

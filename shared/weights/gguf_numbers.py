@@ -35,6 +35,4 @@ def _numbers(file: GgufFile, name: str, dtype: torch.dtype) -> Tensor:
         stored = stored[order]
     if placed.shift:
         stored = stored.float() - placed.shift
-    if placed.turned:
-        stored = stored.T.contiguous()
     return stored.to(dtype)

@@ -31,18 +31,12 @@ _PROJECTORS = ("clip", "mmproj")
 class Placed:
     """A stored tensor, or some of its rows, in the place of one of transformers'. `heads`: into how many its rows fall
     that lie in the order of ggml's rotation; `together`: heads of queries, of keys, and a head's elements, of rows that
-    transformers has in another order; `shift` and `turned` as of `Part`."""
+    transformers has in another order; `shift` as of `Part`."""
 
     tensor: GgufTensor
     heads: int = 0
     together: tuple[int, int, int] | None = None
     shift: float = 0.0
-    turned: bool = False
-
-    @property
-    def is_as_stored(self) -> bool:
-        """Whether its numbers, but for the order of rows, are those that are stored."""
-        return not self.shift and not self.turned
 
 
 class GgufModel:
@@ -92,7 +86,7 @@ class GgufModel:
             "tie_word_embeddings": _HEAD not in self.header.tensors,
         }
         found |= self._kind.config(self._described) | token_ids(self.header.metadata)
-        return {key: value for key, value in found.items() if key not in self._kind.left_out}
+        return found
 
     def end_ids(self) -> list[int]:
         """Of the tokens that end an answer."""
@@ -185,7 +179,6 @@ class GgufModel:
                     heads=size(heads) if heads else 0,
                     together=(size("n"), size("g"), size("d")) if part.together else None,
                     shift=part.shift if end == "weight" else 0.0,
-                    turned=part.turned and end == "weight",
                 ),
             )
             first += count

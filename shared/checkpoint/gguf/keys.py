@@ -122,9 +122,10 @@ def read_floats(header: GgufHeader, tensor: GgufTensor, count: int) -> list[floa
         return list(struct.unpack(f"<{count}f", file.read(tensor.nbytes)))
 
 
-def token_ids(metadata: Mapping[str, Any]) -> dict[str, int]:
+def token_ids(metadata: Mapping[str, Any]) -> dict[str, int | None]:
     """The ids that config.json has, by its keys."""
-    found = {}
+    # None, where classes have ids of their own.
+    found: dict[str, int | None] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     for key, called in (("bos", "bos"), ("eos", "eos"), ("padding", "pad")):
         index = metadata.get(f"tokenizer.ggml.{key}_token_id")
         if type(index) is int:

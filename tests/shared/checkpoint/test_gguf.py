@@ -181,7 +181,7 @@ def of_a_later_part(writer: GGUFWriter) -> None:
             r"\.weight is \[464, 64\], and by its keys \[464, 32\]",
         ),
         (said("llama.feed_forward_length", 0), r"llama\.feed_forward_length is 0"),
-        (said("llama.expert_count", 8), r"ffn_gate\.weight has no place in a model of the archi"),
+        (said("llama.expert_count", 8), r"ffn_\w+\.weight has no place in a model of the arc"),
         (said("llama.rope.dimension_count", 8), r"rope\.dimension_count is 8, and heads have 16"),
         (said("split.count", 3), r"split\.count is 3: it is one of several files"),
         (of_a_later_part, r"split\.count is 3: it is one of several files"),

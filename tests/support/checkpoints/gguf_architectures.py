@@ -57,7 +57,8 @@ def _turned(tensors: Tensors, config: PreTrainedConfig) -> Tensors:
         }.get(name.split(".")[-2])
         if heads is None:
             return rows
-        return rows.unflatten(0, (heads, 2, -1)).transpose(1, 2).reshape(rows.shape)
+        by_head: Tensor = rows.unflatten(0, (heads, 2, -1))
+        return by_head.transpose(1, 2).reshape(rows.shape)
 
     return {name: turn(name, rows) for name, rows in tensors.items()}
 

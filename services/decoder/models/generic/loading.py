@@ -50,19 +50,22 @@ def load_model(checkpoint: Checkpoint, kind: type[Any], config: Any, dtype: torc
     """The class with its weights, in its own eager attention; those of linear layers are read when they are asked for
     (`TakenLinear`). Only tensors of the decoder and the output matrix are read. Raises InvalidRequest for a checkpoint
     that lacks one of them."""
-    eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    options: dict[str, Any] = {
+        "attn_implementation": "eager",
+        "experts_implementation": "eager",
+    }
     foreign = foreign_modules(kind, config)
     if encoder := registry.find(checkpoint).overrides.get("encoder_path"):
         foreign.append(encoder)
     prepare = partial(take_linears, checkpoint=checkpoint, dtype=dtype, key_mapping=None)
-    state = None
     if checkpoint.is_gguf:
         config = _without_codes(config)
         with torch.device("meta"):
             empty = kind._from_config(config, attn_implementation="eager")
         taken = taken_names(empty, checkpoint, None).values()
-        state = read_state(checkpoint, set(checkpoint.names()) - set(taken), dtype)
-    model = load_without(checkpoint, kind, config, foreign, dtype, prepare, state, **eager)
+        left = set(checkpoint.names()) - set(taken)
+        options["state_dict"] = read_state(checkpoint, left, dtype)
+    model = load_without(checkpoint, kind, config, foreign, dtype, prepare, **options)
     _copy_small(model)
     return model
 

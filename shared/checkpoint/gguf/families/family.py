@@ -17,9 +17,8 @@ class Part:
     the number of an expert, where a tensor of three dimensions has all. `sizes`: [out, inputs] as `Described.size`
     knows them. `heads`: for each name how many heads its rows are, where they lie in the order of ggml's rotation,
     whose pairs are neighbours, and "" else. `together`: transformers has each key head's queries, its key and its value
-    together, and the file all queries first. `shift`: so much more is stored than the weight. `turned`: transformers
-    has [inputs, out]. `bias`: whether there has to be one; None where there may be. `instead`: another tensor that has
-    the same.
+    together, and the file all queries first. `shift`: so much more is stored than the weight. `bias`: whether there has
+    to be one; None where there may be. `instead`: another tensor that has the same.
     """
 
     names: str | tuple[str, ...]
@@ -28,7 +27,6 @@ class Part:
     heads: tuple[str, ...] = ()
     together: bool = False
     shift: float = 0.0
-    turned: bool = False
     optional: bool = False
     bias: bool | None = False
     instead: str = ""
@@ -98,7 +96,7 @@ class Architecture:
 
     `prefix`: before the number of a layer in transformers' names; `rotates_part`: of each head a part may be rotated
     alone; `known`: keys of `OTHER_MODELS` that it is read with; `variant`: another one that the same name stands for
-    in some files; `left_out`: keys of config.json that its class cannot have.
+    in some files.
     """
 
     model_type: str
@@ -109,7 +107,6 @@ class Architecture:
     prefix: str = "model.layers."
     rotates_part: bool = False
     known: frozenset[str] = frozenset()
-    left_out: frozenset[str] = frozenset()
     variant: "Callable[[Keys], Architecture | None]" = lambda keys: None
 
 

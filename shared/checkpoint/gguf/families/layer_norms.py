@@ -1,4 +1,4 @@
-"""Models with layer norms that have biases: GPT-2, GPT-NeoX, Falcon, Phi-2, StarCoder2, StableLM, Nemotron."""
+"""Models with layer norms that have biases: GPT-NeoX, Phi-2, StarCoder2, StableLM, Nemotron."""
 
 from typing import Any
 
@@ -6,19 +6,6 @@ from shared.checkpoint.gguf.families.family import Architecture, Described, Part
 from shared.checkpoint.gguf.families.parts import around, attention, gated, matrix, norm, tables
 
 _EPSILON = "attention.layer_norm_epsilon"
-
-
-def _gpt2(found: Described) -> dict[str, Any]:
-    return {
-        "n_embd": found.size("h"),
-        "n_layer": found.keys.layers(),
-        "n_head": found.size("n"),
-        "n_inner": found.size("f"),
-        "n_positions": found.keys.whole("context_length"),
-        "n_ctx": found.keys.whole("context_length"),
-        "activation_function": "gelu_new",
-        "layer_norm_epsilon": found.keys.number(_EPSILON),
-    }
 
 
 def _gpt_neox(found: Described) -> dict[str, Any]:
@@ -29,23 +16,6 @@ def _gpt_neox(found: Described) -> dict[str, Any]:
         "layer_norm_eps": keys.number(_EPSILON),
         "use_parallel_residual": keys.flag("use_parallel_residual", True),
         "attention_bias": found.in_layers("attn_qkv.bias"),
-    }
-
-
-def _falcon(found: Described) -> dict[str, Any]:
-    two = found.in_layers("attn_norm_2.weight")
-    keys = found.size("g")
-    return {
-        "ffn_hidden_size": found.size("f"),
-        "activation": "gelu",
-        "layer_norm_epsilon": found.keys.number(_EPSILON),
-        "num_kv_heads": keys,
-        "new_decoder_architecture": two,
-        "num_ln_in_parallel_attn": 2 if two else 1,
-        "multi_query": not two and keys == 1,
-        "parallel_attn": True,
-        "bias": False,
-        "alibi": False,
     }
 
 
@@ -95,56 +65,7 @@ def _plain(up: str, down: str, bias: bool | None) -> dict[str, Part]:
     return {"ffn_up": matrix(up, "f", "h", bias), "ffn_down": matrix(down, "h", "f", bias)}
 
 
-_GPT2_LAYER = {
-    "attn_norm": norm("ln_1", bias=True),
-    "ffn_norm": norm("ln_2", bias=True),
-    "attn_qkv": Part("attn.c_attn", ("3h", "h"), turned=True, bias=True),
-    "attn_output": Part("attn.c_proj", ("h", "h"), turned=True, bias=True),
-    "ffn_up": Part("mlp.c_fc", ("f", "h"), turned=True, bias=True),
-    "ffn_down": Part("mlp.c_proj", ("h", "f"), turned=True, bias=True),
-}
-
-_HEAD_DIM = frozenset(("head_dim",))  # it follows from the others
-_TWO_NORMS = "blk.0.attn_norm_2.weight"
-_FALCON = {
-    "attn_qkv": Part("self_attention.query_key_value", ("q+k+v", "h"), together=True),
-    "attn_output": matrix("self_attention.dense", "h", "q"),
-    **_plain("mlp.dense_h_to_4h", "mlp.dense_4h_to_h", False),
-}
-_FALCON_TABLES = {
-    "token_embd": Part("transformer.word_embeddings", ("t", "h")),
-    "output_norm": norm("transformer.ln_f", bias=True),
-    "output": Part("lm_head", ("t", "h"), optional=True),
-}
-# As Falcon 40B has it.
-_FALCON_OF_TWO = Architecture(
-    "falcon",
-    "FalconForCausalLM",
-    {
-        "attn_norm": norm("ln_mlp", bias=True),
-        "attn_norm_2": norm("ln_attn", bias=True),
-        **_FALCON,
-    },
-    _FALCON_TABLES,
-    _falcon,
-    prefix="transformer.h.",
-    left_out=_HEAD_DIM,
-)
-
 LAYER_NORMS = {
-    "gpt2": Architecture(
-        "gpt2",
-        "GPT2LMHeadModel",
-        _GPT2_LAYER,
-        {
-            "token_embd": Part("transformer.wte", ("t", "h")),
-            "position_embd": Part("transformer.wpe", ("c", "h")),
-            "output_norm": norm("transformer.ln_f", bias=True),
-            "output": Part("lm_head", ("t", "h"), optional=True),
-        },
-        _gpt2,
-        prefix="transformer.h.",
-    ),
     "gptneox": Architecture(
         "gpt_neox",
         "GPTNeoXForCausalLM",
@@ -162,16 +83,6 @@ LAYER_NORMS = {
         _gpt_neox,
         prefix="gpt_neox.layers.",
         rotates_part=True,
-    ),
-    "falcon": Architecture(
-        "falcon",
-        "FalconForCausalLM",
-        {"attn_norm": norm("input_layernorm", bias=True), **_FALCON},
-        _FALCON_TABLES,
-        _falcon,
-        prefix="transformer.h.",
-        left_out=_HEAD_DIM,
-        variant=lambda keys: _FALCON_OF_TWO if _TWO_NORMS in keys.header.tensors else None,
     ),
     "phi2": Architecture(
         "phi",

@@ -14,7 +14,7 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, ren
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.weight_reader import WeightReader
 from shared.weights.gguf_layers import GgufLayers
-from shared.weights.linear_weight import CodedWeight, LinearWeight, StoredWeight
+from shared.weights.linear_weight import CodedWeight, LinearWeight, NearlyCodedWeight, StoredWeight
 
 
 class TakenLinear(nn.Module):
@@ -68,10 +68,10 @@ def take_linears(
     if checkpoint.is_gguf:
         blocks = GgufLayers(checkpoint, {f"{path}.weight": name for path, name in stored.items()})
     for path, name in stored.items():
-        layer, shape = layers[path], checkpoint.shape(name)
-        taken: LinearWeight = StoredWeight(path, *shape, None, partial(reader.part, name))
+        layer, (out, inputs) = layers[path], checkpoint.shape(name)
+        taken: LinearWeight = StoredWeight(path, out, inputs, None, partial(reader.part, name))
         if blocks is not None:
-            taken = blocks.take(path, *shape, None, reader)
+            taken = blocks.take(path, out, inputs, None, reader)
         parent, _, own = path.rpartition(".")
         model.get_submodule(parent)._modules[own] = TakenLinear(layer, taken, dtype)
 
@@ -87,6 +87,15 @@ def taken_names(
         if path in layers
         and checkpoint.shape(name) == (layers[path].out_features, layers[path].in_features)
     }
+
+
+def has_codes(model: nn.Module) -> bool:
+    """Whether any of its layers is to be computed with codes."""
+    return any(
+        isinstance(module, TakenLinear)
+        and isinstance(module.taken, CodedWeight | NearlyCodedWeight)
+        for module in model.modules()
+    )
 
 
 def _own_linears(model: Any) -> Iterator[tuple[str, nn.Linear]]:
