@@ -20,6 +20,7 @@ from services.launcher.settings import ServeSettings
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.gguf.architecture import GgufModel
 from shared.checkpoint.gguf.block_types import TYPES
+from shared.checkpoint.gguf.families import ARCHITECTURES
 from shared.checkpoint.gguf.header import read_header
 from shared.checkpoint.gguf.prepared import prepared_folder
 from shared.errors import InvalidRequest
@@ -54,6 +55,11 @@ def header(
 
 LLAMA = key("general.architecture", _TEXT, text("llama"))
 HUGE = 1 << 62
+
+
+def test_every_architecture_that_is_read_is_said() -> None:
+    said = (Path(__file__).parents[3] / "docs/models.md").read_text()
+    assert [name for name in ARCHITECTURES if f"`{name}`" not in said] == []
 
 
 def test_sizes_of_blocks_are_those_of_the_library() -> None:

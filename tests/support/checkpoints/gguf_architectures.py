@@ -113,6 +113,18 @@ def _neox(tensors: Tensors, config: PreTrainedConfig) -> Tensors:
     return {name: apart(name, rows) for name, rows in tensors.items()}
 
 
+def _norms_stacked(tensors: Tensors, config: PreTrainedConfig) -> Tensors:
+    """The norms of a layer's heads in one tensor."""
+    found = {name: rows for name, rows in tensors.items() if ".norms." not in name}
+    for name in tensors:
+        stem, inside, rest = name.partition(".norms.")
+        if inside and rest == "0.weight":
+            heads = sum(other.startswith(f"{stem}.norms.") for other in tensors)
+            parts = [tensors[f"{stem}.norms.{head}.weight"] for head in range(heads)]
+            found[f"{stem}.weight"] = torch.stack(parts)
+    return found
+
+
 def _gemma2(config: PreTrainedConfig) -> Keys:
     return {
         "attn_logit_softcapping": config.attn_logit_softcapping,
@@ -247,6 +259,13 @@ MADE: Mapping[str, Made] = {
         "StableLmConfig",
         {"use_qkv_bias": True, "partial_rotary_factor": 0.25},
         _rotated(0.25),
+    ),
+    "stablelm of 12B": Made(
+        MODEL_ARCH.STABLELM,
+        "StableLmConfig",
+        {"qk_layernorm": True, "use_parallel_residual": True, "partial_rotary_factor": 0.25},
+        _rotated(0.25),
+        _norms_stacked,
     ),
     "gptneox": Made(
         MODEL_ARCH.GPTNEOX,

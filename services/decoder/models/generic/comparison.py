@@ -36,8 +36,10 @@ _ROWS = 4  # that are compared at a time
 
 @dataclass(frozen=True)
 class Expected:
-    """What the class computes: `logits` [n, vocabulary] of each prompt, and of the first what each layer gives. `dtype`:
-    in which what is compared with it computes."""
+    """What the class computes: `logits` [n, vocabulary] of each prompt, and what each layer gives of the first.
+
+    `dtype`: in which what is compared with it computes.
+    """
 
     prompts: list[list[int]]
     logits: list[Tensor]
