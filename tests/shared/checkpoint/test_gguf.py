@@ -235,7 +235,8 @@ def test_a_file_becomes_a_folder_that_is_served(tmp_path: Path, numbers: Path) -
         "quant_method": "gguf",
         "tensors": {"F32": 3, "Q8_0": 9},
     }
-    assert checkpoint.eos_token_ids() == (1, 2)
+    # That of its keys, and by their texts <|endoftext|> and <|im_end|>.
+    assert checkpoint.eos_token_ids() == (0, 1, 2)
     question = "Hello wörld, don't 12345\n\n<|im_end|> x"
     original = AutoTokenizer.from_pretrained(numbers)
     made = AutoTokenizer.from_pretrained(folder)

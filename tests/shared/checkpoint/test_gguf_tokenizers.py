@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -46,7 +46,7 @@ def split(*expressions: str) -> list[pre_tokenizers.PreTokenizer]:
 
 
 # As tokenizer.json of the models has them whose kind llama.cpp calls so.
-THEIRS = {
+THEIRS: Mapping[str, list[pre_tokenizers.PreTokenizer]] = {
     "gpt-2": [_WORDS],
     "starcoder": [pre_tokenizers.Digits(individual_digits=True), _WORDS],
     "qwen2": split(rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_END}"),
