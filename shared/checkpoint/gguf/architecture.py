@@ -21,6 +21,7 @@ from shared.text.cutting import cut
 _BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _WHOLE = re.compile(r"(\w+)\.(weight|bias)")
 _MOST_DIGITS = 9
+_MOST_EXPERTS = 1 << 10
 _TABLE = "token_embd"
 _HEAD = "output.weight"
 # What files of towers and projectors say.
@@ -156,6 +157,8 @@ class GgufModel:
         rows = [self._described.size(row) for row in part.rows] or [shape[0]]
         whole = replace(tensor, shape=shape)
         if "{}" in names[0]:
+            if shape[0] > _MOST_EXPERTS:
+                raise self.header.refusal(f"the tensor {tensor.name} has {shape[0]:,} experts")
             for number in range(shape[0]):
                 one = _rows(whole, number, 1)
                 yield from self._named(
