@@ -60,7 +60,8 @@ def load_without(
     **options: Any,
 ) -> Any:
     """The model with empty modules, and no parameters, at some paths: their tensors have no place to go and are not
-    read. `prepare` gets it before anything is loaded; `options` are those of `from_pretrained`.
+    read. `prepare` gets it before anything is loaded; `options` are those of `from_pretrained`: with a `state_dict` no
+    file is read.
 
     Raises InvalidRequest for a checkpoint that lacks one of the other tensors.
     """
@@ -75,7 +76,7 @@ def load_without(
     part: Any = type(kind.__name__, (kind,), {"__init__": create, "__module__": kind.__module__})
     with understood(checkpoint), _quiet():
         model, report = part.from_pretrained(
-            checkpoint.folder,
+            None if options.get("state_dict") else checkpoint.folder,
             config=config,
             dtype=dtype,
             local_files_only=True,

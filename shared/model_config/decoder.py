@@ -140,7 +140,7 @@ def refuse_quantization(checkpoint: Checkpoint, by: ModelBackend) -> None:
         read_stored_codes(checkpoint)
         return
     said = quantization_said(checkpoint)
-    if said is not None:
+    if said is not None and not checkpoint.is_gguf:  # each tensor says how it is stored
         key, found = said
         method = found.get("quant_method") if isinstance(found, dict) else None
         where = f"{key}, beside it," if found == ASCEND else key

@@ -9,6 +9,7 @@ import structlog
 import torch
 from torch import Tensor
 
+from shared.checkpoint.files import GGUF
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.gguf.architecture import stored_name
 from shared.checkpoint.gguf.block_types import CODED
@@ -112,9 +113,10 @@ class GgufLayers:
             [read_blocks(kind, part) for part in blocks.split(max(1, _AT_ONCE // inputs))]
         )
         if not found.is_finite:
+            shown = stored_name(self._checkpoint.folder / GGUF, stored)
             raise self._bad(
                 "UNSUPPORTED_WEIGHTS",
-                f"the tensor {stored_name(stored)} cannot be used: {NOT_FINITE}; download the file again",
+                f"the tensor {shown} cannot be used: {NOT_FINITE}; download the file again",
             )
         return found
 

@@ -108,13 +108,34 @@ FastLLM's files (`tessera convert flm --keep-codes`) are served as `compressed-t
 
 A file is served as it is, `tessera serve model.gguf`, or a folder that holds one \
 ([operations.md](operations.md#gguf-files)):
-of the architectures `llama` (Mistral's too), `qwen2`, `qwen2vl` and `qwen3`, without experts; others, and files in
-several parts are refused by name. With its vision part beside it ([below](#pictures-with-gguf-files)) a model takes
-pictures, without one it answers to text. A window that
-attention has, as in the first Mistral 7B, is not in the file: as in llama.cpp all tokens are attended to. Which numbers
-codes stand for is compared with the library `gguf` in the tests, logits with those that `transformers` computes of its
-numbers. Files that llama.cpp's converter made of small random models gave the logits of these. No released file was
-loaded.
+of the architectures below. Others, and files in several parts are refused by name. With its vision part beside it
+([below](#pictures-with-gguf-files)) a model takes pictures, without one it answers to text. A window that attention
+has, as in the first Mistral 7B, is not in the file: as in llama.cpp all tokens are attended to, of Phi-3 too. Which numbers
+codes stand for is compared with the library `gguf` in the tests, logits with those that `transformers` computes. Files
+that llama.cpp's converter made of small random models of all these but those marked \\* gave the logits of these, in
+float32 to within 1e-5. No released file was loaded.
+
+| `general.architecture` | served as | decoder |
+| --- | --- | --- |
+| `llama` (Mistral's too), `internlm2`\\*, `xverse`\\*, `baichuan`\\* (7B), `exaone`\\* | Llama | native |
+| `qwen2`, `qwen2vl`, `qwen`\\*; `qwen3` | Qwen2; Qwen3 | native |
+| `chatglm`; `glm4` | GLM; GLM-4-0414 | native |
+| `llama` with experts; `qwen2moe`; `qwen3moe`; `olmoe` | Mixtral; Qwen2-MoE; Qwen3-MoE; OLMoE | transformers |
+| `gemma`; `gemma2`; `gemma3` | Gemma; Gemma 2; Gemma 3, without pictures | transformers |
+| `phi2`; `phi3` | Phi-2; Phi-3 and Phi-4 | transformers |
+| `olmo`; `olmo2` | OLMo; OLMo 2 and 3 | transformers |
+| `command-r`; `cohere2` | Command R; Command R7B | transformers |
+| `granite`, `starcoder2`, `stablelm`, `gptneox`\\*, `nemotron`, `ernie4_5`, `seed_oss`, `smollm3`, `exaone4`, \
+`hunyuan-dense` | the models of these names | transformers |
+
+Where the code of transformers runs the layers, linear layers stay codes; experts, and the token embedding, become
+numbers when they are loaded. Refused, as their checkpoints are: `falcon`, `gpt2`, and architectures with recurrent
+layers (`mamba`, `qwen3next`, `lfm2`). Not read, serve the checkpoint: `deepseek2`, `gpt-oss`, `glm4moe`, `granitemoe`,
+`phimoe` and others.
+
+Tokenizers are byte-level BPE (`tokenizer.ggml.model` gpt2) of the kinds in `tokenizer.ggml.pre` that
+`shared/checkpoint/gguf/byte_level.py` lists, and sentencepiece's (llama). Others are refused by name; a tokenizer.json
+beside the file goes before it.
 
 | types | how they are read | bits of a weight on the CPU, scales included |
 | --- | --- | --- |

@@ -18,7 +18,8 @@ def not_finite(checkpoint: Checkpoint, dtype: torch.dtype) -> InvalidRequest:
     """The refusal of a model whose first step gave no numbers. Reads its tensors, which takes as long as loading."""
     name = next((name for name in checkpoint.names() if not _is_finite(checkpoint, name)), None)
     if name is not None:
-        shown = stored_name(name) if checkpoint.file_of(name) == GGUF else name
+        is_stored = checkpoint.file_of(name) == GGUF
+        shown = stored_name(checkpoint.folder / GGUF, name) if is_stored else name
         why = f"the tensor {shown} cannot be used: {NOT_FINITE}; download it again"
         return _refusal(checkpoint, why)
     kind = str(dtype).removeprefix("torch.")

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import structlog
 
+from shared.bounded_file import OutOfBounds, bounds_of, read_value
 from shared.checkpoint.files import GGUF, MMPROJ, find_weights
 from shared.checkpoint.gguf.architecture import GgufModel
 from shared.checkpoint.gguf.header import GgufHeader, is_gguf, read_header
@@ -31,19 +32,34 @@ from shared.text.templates.template_file import read_template
 log = structlog.get_logger(__name__)
 
 SUFFIX = ".gguf"
-_FORMAT = 1  # of what is written; raised when the same file is to give other ones
+_FORMAT = 2  # of what is written; raised when the same file is to give other ones
 _PROGRAM = (sys.executable, "-P", "-m", "shared.checkpoint.gguf.tokenizer_files")
 _PROGRAM_S = (
     900.0  # where the machine is busy; of a processor's time it takes far less, or is ended
 )
 _LONGEST_REASON = 500
+_TOKENIZER, _GENERATION = "tokenizer.json", "generation_config.json"
+# As llama.cpp does it, of the texts of released models.
+_ENDS_OF_TURNS = frozenset(
+    (
+        "<|eot_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<end_of_turn>",
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "<|eom_id|>",
+        "<end_of_utterance>",
+        "<EOT>",
+    )
+)
 # What a folder may have beside the file, which goes before what the file says.
 _BESIDE = (
-    "tokenizer.json",
+    _TOKENIZER,
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
-    "generation_config.json",
+    _GENERATION,
 )
 _OF_PICTURES = "preprocessor_config.json"
 # Of config.json what does not move into its language part.
@@ -149,11 +165,13 @@ def _digest(headers: list[GgufHeader], beside: list[Path]) -> str:
 
 def _write(folder: Path, file: Path, ends: list[int], beside: list[Path]) -> None:
     """All but config.json, and what pictures need."""
-    if not any(path.name == "tokenizer.json" for path in beside):
+    if not any(path.name == _TOKENIZER for path in beside):
         _write_tokenizer(folder, file)
-    _write_json(folder / "generation_config.json", {"eos_token_id": ends} if ends else {})
     for path in beside:
         shutil.copyfile(path, folder / path.name)
+    if not any(path.name == _GENERATION for path in beside):
+        ids = sorted({*ends, *_ends_of_turns(folder / _TOKENIZER)})
+        _write_json(folder / _GENERATION, {"eos_token_id": ids} if ids else {})
     (folder / GGUF).symlink_to(file.resolve())
 
 
@@ -169,6 +187,24 @@ def _add_pictures(
         (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
     (folder / MMPROJ).symlink_to(projector.header.path.resolve())
     return {**{key: config[key] for key in _OF_WHOLE}, **whole}
+
+
+def _ends_of_turns(path: Path) -> list[int]:
+    """Of control tokens that end an answer by their texts: keys of files name one of them, if any."""
+    if not path.is_file():
+        return []
+    try:
+        said = read_value(path, bounds_of(path.name))
+    except (OutOfBounds, OSError, ValueError) as error:
+        raise InvalidRequest("BAD_CHECKPOINT", f"{path.name}: {error}", field="model") from None
+    added = said.get("added_tokens") if isinstance(said, dict) else None
+    return [
+        token["id"]
+        for token in (added if isinstance(added, list) else ())
+        if isinstance(token, dict)
+        and token.get("content") in _ENDS_OF_TURNS
+        and type(token.get("id")) is int
+    ]
 
 
 def _write_tokenizer(folder: Path, file: Path) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from shared.checkpoint.gguf.architecture import GgufModel
+from shared.checkpoint.gguf.architecture import GgufModel, Placed
 from shared.checkpoint.gguf.block_types import NUMBERS
 from shared.checkpoint.gguf.header import GgufTensor, read_header
 
@@ -32,7 +32,7 @@ class GgufFile:
 
     def tensor(self, name: str) -> torch.Tensor:
         """See `TensorFile`."""
-        stored = self._model.tensors[name]
+        stored = self._stored(name)
         raw = self._bytes[stored.begin : stored.begin + stored.nbytes]
         if stored.kind.name not in _IS_NUMBERS:
             return raw.view(*stored.shape[:-1], -1)
@@ -43,7 +43,7 @@ class GgufFile:
 
     def part(self, name: str, rows: slice, columns: slice) -> torch.Tensor:
         """See `TensorFile`; of codes whole rows."""
-        stored = self._model.tensors[name]
+        stored = self._stored(name)
         if stored.kind.name in _IS_NUMBERS:
             return self.tensor(name)[rows, columns]
         if columns not in (slice(None), slice(0, stored.shape[1])):
@@ -59,11 +59,30 @@ class GgufFile:
         return self._stored(name).kind.name
 
     def order(self, name: str) -> Sequence[int] | None:
-        """See `TensorFile`: ggml rotates pairs of neighbours, which lie in the two halves of a head elsewhere."""
-        heads, rows = self._model.turned_heads(name), self.shape(name)[0]
-        if not heads:
-            return None
-        return torch.arange(rows).view(heads, -1, 2).transpose(1, 2).flatten().tolist()
+        """See `TensorFile`."""
+        found = _order(self.placed(name))
+        return None if found is None else found.tolist()
+
+    def placed(self, name: str) -> Placed:
+        """What a tensor is made of, and how."""
+        return self._model.placed[name]
+
+    def positions(self, name: str) -> torch.Tensor | None:
+        """int64 [rows]: what `order` says."""
+        return _order(self.placed(name))
 
     def _stored(self, name: str) -> GgufTensor:
         return self._model.tensors[name]
+
+
+def _order(placed: Placed) -> torch.Tensor | None:
+    """ggml rotates pairs of neighbours, which lie in the two halves of a head elsewhere, and has all queries before the
+    keys."""
+    rows = torch.arange(placed.tensor.shape[0], device="cpu")  # whatever is built around it
+    if placed.heads:
+        return rows.view(placed.heads, -1, 2).transpose(1, 2).flatten()
+    if placed.together is None:
+        return None
+    queries, keys, size = placed.together
+    parts = [part.view(keys, -1) for part in rows.split([n * size for n in (queries, keys, keys)])]
+    return torch.cat(parts, 1).flatten()

@@ -13,6 +13,7 @@ from services.decoder.devices.base.ops import BaseOps
 from services.decoder.models.decoder_model import DecoderModel
 from services.decoder.models.generic.experts import has_experts
 from services.decoder.models.generic.head import in_vocabulary
+from services.decoder.models.generic.linears.taken_linear import has_codes
 from services.decoder.models.generic.loading import language_layers
 from services.decoder.models.generic.trial_run import Pieces, TrialRun
 
@@ -35,11 +36,15 @@ _ROWS = 4  # that are compared at a time
 
 @dataclass(frozen=True)
 class Expected:
-    """What the class computes: `logits` [n, vocabulary] of each prompt, and of the first what each layer gives."""
+    """What the class computes: `logits` [n, vocabulary] of each prompt, and what each layer gives of the first.
+
+    `dtype`: in which what is compared with it computes.
+    """
 
     prompts: list[list[int]]
     logits: list[Tensor]
     layers: list[Tensor]
+    dtype: torch.dtype
 
 
 @dataclass(frozen=True)
@@ -58,11 +63,13 @@ class Verdict:
 def run_eagerly(model: Any, vocab_size: int, dtype: torch.dtype) -> list[Expected]:
     """By the class's own attention, each prompt by itself; one set of prompts or several. Raises whatever the class
     raises."""
+    # With codes activations are rounded to 14 bits, or to 8.
+    dtype = torch.bfloat16 if has_codes(model) else dtype
     sets = _SETS if has_experts(model) and dtype != torch.float32 else 1
-    return [_run_eagerly(model, vocab_size, seed) for seed in range(sets)]
+    return [_run_eagerly(model, vocab_size, seed, dtype) for seed in range(sets)]
 
 
-def _run_eagerly(model: Any, vocab_size: int, seed: int) -> Expected:
+def _run_eagerly(model: Any, vocab_size: int, seed: int, dtype: torch.dtype) -> Expected:
     generator = torch.Generator().manual_seed(seed)
     prompts = [
         torch.randint(min(3, vocab_size - 1), vocab_size, (length,), generator=generator).tolist()
@@ -76,7 +83,7 @@ def _run_eagerly(model: Any, vocab_size: int, seed: int) -> Expected:
         ]
     known = len(model.get_input_embeddings().weight)
     logits = [in_vocabulary(found, known) for found in logits]
-    return Expected(prompts, logits, [found[0] for found in outputs])
+    return Expected(prompts, logits, [found[0] for found in outputs], dtype)
 
 
 def compare(
@@ -101,11 +108,11 @@ def _compare(
     with _layer_outputs(layers) as outputs:
         found = run.logits(_WHOLE if whole_prompt else _IN_PIECES)
     measured = _measure(found, expected.logits)
-    accepted = measured.agrees(ops.dtype)
+    accepted = measured.agrees(expected.dtype)
     equal = accepted and ops.row_invariant and _same_alone(decoder, ops, expected, found[0])
     first = None
     if not accepted:
-        first = _first_different(run, outputs, expected, ops.dtype)
+        first = _first_different(run, outputs, expected, expected.dtype)
     return Verdict(accepted, measured.difference, first, whole_prompt, equal)
 
 

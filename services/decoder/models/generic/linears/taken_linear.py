@@ -13,7 +13,8 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, ren
 
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.weight_reader import WeightReader
-from shared.weights.linear_weight import CodedWeight, LinearWeight, StoredWeight
+from shared.weights.gguf_layers import GgufLayers
+from shared.weights.linear_weight import CodedWeight, LinearWeight, NearlyCodedWeight, StoredWeight
 
 
 class TakenLinear(nn.Module):
@@ -60,17 +61,41 @@ def take_linears(
     """Puts a `TakenLinear` in the place of each linear layer whose weight is one tensor of the checkpoint, whatever
     transformers calls it there. The others transformers loads: those that it makes of several tensors or keeps in
     another type, those that hang in several places, and those that share their weight."""
-    stored = _stored_names(model, checkpoint, key_mapping)
+    stored = taken_names(model, checkpoint, key_mapping)
     reader = WeightReader(checkpoint, stored.values())
     layers = dict(_own_linears(model))
+    blocks = None
+    if checkpoint.is_gguf:
+        blocks = GgufLayers(checkpoint, {f"{path}.weight": name for path, name in stored.items()})
     for path, name in stored.items():
-        layer = layers.get(path)
-        shape = checkpoint.shape(name)
-        if layer is None or shape != (layer.out_features, layer.in_features):
-            continue
-        taken = StoredWeight(path, *shape, None, partial(reader.part, name))
+        layer, (out, inputs) = layers[path], checkpoint.shape(name)
+        taken: LinearWeight = StoredWeight(path, out, inputs, None, partial(reader.part, name))
+        if blocks is not None:
+            taken = blocks.take(path, out, inputs, None, reader)
         parent, _, own = path.rpartition(".")
         model.get_submodule(parent)._modules[own] = TakenLinear(layer, taken, dtype)
+
+
+def taken_names(
+    model: Any, checkpoint: Checkpoint, key_mapping: dict[str, str] | None
+) -> dict[str, str]:
+    """Of the layers that `take_linears` puts something in the place of the names in the checkpoint, by their paths."""
+    layers = dict(_own_linears(model))
+    return {
+        path: name
+        for path, name in _stored_names(model, checkpoint, key_mapping).items()
+        if path in layers
+        and checkpoint.shape(name) == (layers[path].out_features, layers[path].in_features)
+    }
+
+
+def has_codes(model: nn.Module) -> bool:
+    """Whether any of its layers is to be computed with codes."""
+    return any(
+        isinstance(module, TakenLinear)
+        and isinstance(module.taken, CodedWeight | NearlyCodedWeight)
+        for module in model.modules()
+    )
 
 
 def _own_linears(model: Any) -> Iterator[tuple[str, nn.Linear]]:
