@@ -111,9 +111,9 @@ A file is served as it is, `tessera serve model.gguf`, or a folder that holds on
 of the architectures below. Others, and files in several parts are refused by name. With its vision part beside it
 ([below](#pictures-with-gguf-files)) a model takes pictures, without one it answers to text. A window that attention
 has, as in the first Mistral 7B, is not in the file: as in llama.cpp all tokens are attended to, of Phi-3 too. Which
-numbers codes stand for is compared with the library `gguf` in the tests, logits with those that `transformers` computes. Files
-that llama.cpp's converter made of small random models of all these but those marked \\* gave the logits of these, in
-float32 to within 1e-5. No released file was loaded.
+numbers codes stand for is compared with the library `gguf` in the tests, logits with those that `transformers`
+computes. Files that llama.cpp's converter made of small random models of all these but those marked \\* gave the
+logits of these, in float32 to within 1e-5. No released file was loaded.
 
 | `general.architecture` | served as | decoder |
 | --- | --- | --- |
