@@ -9,8 +9,8 @@ from shared.checkpoint.refusal import bad_option
 from shared.model_backends import ModelBackend
 from shared.model_config.quantization import (
     ASCEND,
-    quantization_of_encoder,
     quantization_said,
+    read_encoder_codes,
     read_stored_codes,
 )
 from shared.model_config.rope import RopeConfig
@@ -134,10 +134,9 @@ def read_whole(checkpoint: Checkpoint, key: str, value: Any) -> int:
 def refuse_quantization(checkpoint: Checkpoint, by: ModelBackend) -> None:
     """Raises InvalidRequest for a checkpoint whose weights are quantized in a way that is not read where the code of
     `by`, a decoder of ours or transformers, runs the layers."""
-    if key := quantization_of_encoder(checkpoint):
-        raise bad_option(checkpoint, f"vision_config has {key}: encoders are read as numbers alone")
     if by is ModelBackend.NATIVE:
         read_stored_codes(checkpoint)
+        read_encoder_codes(checkpoint)
         return
     said = quantization_said(checkpoint)
     if said is not None:

@@ -22,6 +22,7 @@ from shared.model_config.quantization import (
     PACKED,
     StoredCodes,
 )
+from shared.weights.layouts.bitsandbytes import Bnb4Layer
 from shared.weights.layouts.layout import NOT_FINITE, BadCodes
 from shared.weights.layouts.stored_layers import StoredLayers
 from shared.weights.linear_weight import (
@@ -102,8 +103,12 @@ class CodedLayers:
             bias = self._bias(layout, layer, tensors)
         read = partial(self._read, layout, layer, tensors, inputs)
         if isinstance(layout, Bnb4):
-            numbers = partial(self._numbers, layout, layer, tensors)
-            return NearlyCodedWeight(StoredWeight(layer, out, inputs, bias, numbers), read)
+            weight = StoredWeight(
+                layer, out, inputs, bias, partial(self._numbers, layout, layer, tensors)
+            )
+            own = self._stored.layout_of(layer)
+            is_grouped = isinstance(own, Bnb4Layer) and own.has_whole_blocks
+            return NearlyCodedWeight(weight, read) if is_grouped else weight
         return CodedWeight(layer, out, inputs, bias, read)
 
     def _read(

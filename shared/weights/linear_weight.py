@@ -365,6 +365,19 @@ def in_memory(weight: Tensor, bias: Tensor | None = None, name: str = "a tensor"
     return StoredWeight(name, out, inputs, bias, lambda rows, columns: weight[rows, columns])
 
 
+def as_numbers(weight: LinearWeight) -> LinearWeight:
+    """The numbers of a weight alone, whatever it is stored as: of codes those of the outputs that are asked for, each
+    time that they are."""
+
+    def read(rows: slice, columns: slice) -> Tensor:
+        places = np.arange(rows.start, rows.stop)
+        return weight.select(places, None, torch.float32)[:, columns]
+
+    if not weight.is_coded:
+        return weight
+    return StoredWeight(weight.name, weight.out, weight.inputs, weight.bias, read)
+
+
 def as_codes(
     weight: QuantizedWeight, bias: Tensor | None = None, name: str = "a tensor"
 ) -> LinearWeight:

@@ -32,23 +32,26 @@ class Bnb4(Bnb4Layout):
         """See `Reader.read`."""
         state = _state(tensors)
         self._table(tensors, state)
-        scales = self._scales(tensors, state, rows).div_(_TIMES[state.kind])
-        codes = _bytes(tensors, state, rows)
+        places = slice(rows.start * inputs, rows.stop * inputs)
+        scales = self._scales(tensors, state, places).div_(_TIMES[state.kind])
+        codes = _bytes(tensors, places).view(-1, inputs // 2)
         together = codes >> 4 | codes << 4
+        scales = scales.view(len(codes), -1)
         return QuantizedWeight(together, scales, 4, state.block, codebook=_CODES[state.kind])
 
     def numbers(self, tensors: Tensors, rows: slice, columns: slice) -> Tensor:
         """float32 [rows, columns] of the weight, each slice with a begin and an end. Raises BadCodes."""
         state = _state(tensors)
         table = self._table(tensors, state)
-        codes, scales = _bytes(tensors, state, rows), self._scales(tensors, state, rows)
-        found = torch.empty((len(codes), columns.stop - columns.start))
+        found = torch.empty((rows.stop - rows.start, columns.stop - columns.start))
         step = max(1, _AT_ONCE // state.inputs)
-        for first in range(0, len(codes), step):
-            part = slice(first, first + step)
-            places = torch.stack((codes[part] >> 4, codes[part] & 15), -1).flatten(1).long()
-            numbers = table[places].mul_(scales[part].repeat_interleave(state.block, 1))
-            found[part] = numbers[:, columns]
+        for first in range(rows.start, rows.stop, step):
+            last = min(first + step, rows.stop)
+            places = slice(first * state.inputs, last * state.inputs)
+            numbers = table[_codes(tensors, places)].mul_(self._each(tensors, state, places))
+            found[first - rows.start : last - rows.start] = numbers.view(last - first, -1)[
+                :, columns
+            ]
         return found
 
     def _table(self, tensors: Tensors, state: State) -> Tensor:
@@ -59,20 +62,25 @@ class Bnb4(Bnb4Layout):
             raise BadCodes("weight.quant_map", f"it is not the table of {state.kind}")
         return table
 
-    def _scales(self, tensors: Tensors, state: State, rows: slice) -> Tensor:
-        """float32 [rows, blocks of a row], memory of its own."""
-        each = state.inputs // state.block
-        places = slice(rows.start * each, rows.stop * each)
-        stored = tensors.whole("weight.absmax")[places]
+    def _each(self, tensors: Tensors, state: State, places: slice) -> Tensor:
+        """float32 [places]: the scales of some codes that follow each other."""
+        begin = places.start % state.block
+        scales = self._scales(tensors, state, places).repeat_interleave(state.block)
+        return scales[begin : begin + places.stop - places.start]
+
+    def _scales(self, tensors: Tensors, state: State, places: slice) -> Tensor:
+        """float32 [blocks] of those that have some codes, memory of its own."""
+        blocks = slice(places.start // state.block, -(-places.stop // state.block))
+        stored = tensors.whole("weight.absmax")[blocks]
         found = stored.clone()
         if state.nested_block:
             nested = tensors.whole("weight.nested_absmax")
-            at = torch.arange(places.start, places.stop) // state.nested_block
+            at = torch.arange(blocks.start, blocks.stop) // state.nested_block
             found = tensors.whole("weight.nested_quant_map")[stored.long()] * nested[at]
             found += state.offset
         if not bool(found.isfinite().all()):
             raise BadCodes(self.scales, NOT_FINITE)
-        return found.view(-1, each)
+        return found
 
 
 class Bnb8(Bnb8Layout):
@@ -91,7 +99,15 @@ def _state(tensors: Tensors) -> State:
     return read_state(beside)
 
 
-def _bytes(tensors: Tensors, state: State, rows: slice) -> Tensor:
-    """uint8 [rows, inputs / 2] as they are stored."""
-    each = state.inputs // 2
-    return tensors.part("weight", slice(rows.start * each, rows.stop * each), ALL).view(-1, each)
+def _bytes(tensors: Tensors, places: slice) -> Tensor:
+    """uint8, as they are stored: those that have some codes that follow each other."""
+    rows = slice(places.start // 2, -(-places.stop // 2))
+    return tensors.part("weight", rows, ALL).flatten()
+
+
+def _codes(tensors: Tensors, places: slice) -> Tensor:
+    """int64 [places]."""
+    stored = _bytes(tensors, places)
+    begin = places.start % 2
+    codes = torch.stack((stored >> 4, stored & 15), -1).flatten()
+    return codes[begin : begin + places.stop - places.start].long()
