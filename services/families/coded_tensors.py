@@ -17,7 +17,7 @@ from shared.model_config.quantization import (
     read_encoder_codes,
     read_stored_codes,
 )
-from shared.weights.layouts.stored_layers import LAYOUTS, StoredLayers
+from shared.weights.layouts.stored_layers import LAYOUTS, StoredLayers, is_unused
 
 # Layers that are computed as one.
 _FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -37,6 +37,7 @@ _OF_CODES = frozenset(
 _OF_TOOLS = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 _OF_QUANTO = "quanto_qmap.json"
 _NUMBERED = re.compile(r"(.*\.)(\d+)(\.[^0-9]+)")
+_LANGUAGE = re.compile(r"(model\.)?(language_model|text_model)\.|lm_head\.")
 _OF_BLOCKS = re.compile(r".*\.\d+\.(self_attn|mlp)\.(\w+)")
 
 
@@ -57,6 +58,9 @@ def require_coded_tensors(checkpoint: Checkpoint, backend: ModelBackend) -> None
     """Raises InvalidRequest, naming the tensor, for a quantized checkpoint of which a part that is ours would be
     refused when it is loaded: a layer without one of its tensors, or with one of another shape, type or content than
     is needed."""
+    if is_generic(registry.find_decoder(checkpoint, backend).decoder):
+        _require_all_parts(checkpoint)
+        return
     _require_encoder(checkpoint)
     layers = coded_layers(checkpoint, backend)
     if layers is None:
@@ -74,10 +78,15 @@ def require_coded_tensors(checkpoint: Checkpoint, backend: ModelBackend) -> None
 
 
 def encoder_names(checkpoint: Checkpoint, names: Iterable[str]) -> set[str]:
-    """Those among the names of a checkpoint's tensors that are of its encoder and projector."""
-    parts = "|".join(map(re.escape, registry.find(checkpoint).encoder_tensors))
+    """Those among the names of a checkpoint's tensors that are of its encoder and projector: as its family says, or
+    all but those of a language model, by the names that classes of transformers give it."""
+    family, every = registry.find(checkpoint), set(names)
+    if family.takes_media and not family.encoder_tensors:
+        language = {name for name in every if _LANGUAGE.match(name)}
+        return every - language if language else set()
+    parts = "|".join(map(re.escape, family.encoder_tensors))
     own = re.compile(rf"(model\.)?({parts})(\.|$)" if parts else "(?!)")
-    return {name for name in names if own.match(name)}
+    return {name for name in every if own.match(name)}
 
 
 def _require_encoder(checkpoint: Checkpoint) -> None:
@@ -87,8 +96,25 @@ def _require_encoder(checkpoint: Checkpoint) -> None:
         return
     own = encoder_names(checkpoint, headers.names())
     layers = _stored_layers(checkpoint, headers, read_encoder_codes(checkpoint), own)
-    for name in layers or ():
-        assert layers is not None
+    if layers is not None:
+        _require_layers(layers)
+
+
+def _require_all_parts(checkpoint: Checkpoint) -> None:
+    """`require_coded_tensors` where the code of transformers runs the layers, to which codes are given as numbers."""
+    headers = HeaderFiles.open(checkpoint.folder)
+    codes = read_stored_codes(checkpoint)
+    if headers is None or codes is None:
+        return
+    names = {name for name in headers.names() if not is_unused(codes, name)}
+    layers = _stored_layers(checkpoint, headers, codes, names)
+    assert layers is not None
+    layers.require_no_others()
+    _require_layers(layers)
+
+
+def _require_layers(layers: StoredLayers) -> None:
+    for name in layers:
         layers.order(name)
         layers.require_middle(name)
 

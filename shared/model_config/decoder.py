@@ -9,6 +9,7 @@ from shared.checkpoint.refusal import bad_option
 from shared.model_backends import ModelBackend
 from shared.model_config.quantization import (
     ASCEND,
+    key_of_encoder,
     quantization_said,
     read_encoder_codes,
     read_stored_codes,
@@ -134,7 +135,14 @@ def read_whole(checkpoint: Checkpoint, key: str, value: Any) -> int:
 def refuse_quantization(checkpoint: Checkpoint, by: ModelBackend) -> None:
     """Raises InvalidRequest for a checkpoint whose weights are quantized in a way that is not read where the code of
     `by`, a decoder of ours or transformers, runs the layers."""
-    if by is ModelBackend.NATIVE:
+    own = key_of_encoder(checkpoint)
+    if by is ModelBackend.TRANSFORMERS and own is not None:
+        raise bad_option(
+            checkpoint,
+            f"{own} says that the encoder is quantized by itself, which is not read where the code of transformers"
+            " runs it; serve the model in float32, float16 or bfloat16",
+        )
+    if not checkpoint.is_gguf or by is ModelBackend.NATIVE:
         read_stored_codes(checkpoint)
         read_encoder_codes(checkpoint)
         return

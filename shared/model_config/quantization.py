@@ -102,14 +102,21 @@ def read_stored_codes(checkpoint: Checkpoint) -> StoredCodes | None:
     return None if said is None else _read(checkpoint, *said)
 
 
+def key_of_encoder(checkpoint: Checkpoint) -> str | None:
+    """Where `config.json` says of the weights of its vision part by itself that they are quantized, if it does."""
+    vision = checkpoint.vision_config or {}
+    found = (f"vision_config.{key}" for key in QUANTIZATION_KEYS if vision.get(key))
+    return next(found, None)
+
+
 def read_encoder_codes(checkpoint: Checkpoint) -> StoredCodes | None:
     """Those of the vision encoder and its projector: what `vision_config` says of its own weights, where it does, else
     what is said of the whole. Raises as `read_stored_codes` does."""
-    vision = checkpoint.vision_config or {}
-    own = next((key for key in QUANTIZATION_KEYS if vision.get(key)), None)
+    own = key_of_encoder(checkpoint)
     if own is None:
         return read_stored_codes(checkpoint)
-    return _read(checkpoint, f"vision_config.{own}", vision[own])
+    vision = checkpoint.vision_config or {}
+    return _read(checkpoint, own, vision[own.rpartition(".")[2]])
 
 
 def _read(checkpoint: Checkpoint, key: str, found: Any) -> StoredCodes | None:
@@ -381,7 +388,7 @@ def _scheme(group: _Fields, layout: str) -> StoredCodes:
     if layout in _FLOAT4:
         return _float4_scheme(weights, layout)
     weights.one_of("type", ("int",), default="int")
-    bits = weights.one_of("num_bits", (4, 8) if layout == PACKED else (8,))
+    bits = weights.one_of("num_bits", (4, 8))
     known = ("channel", "group") if layout == PACKED else ("tensor", "channel", "group")
     default = "group" if weights.values.get("group_size") else "tensor"
     strategy = weights.one_of("strategy", known, default=default)
@@ -397,7 +404,7 @@ def _scheme(group: _Fields, layout: str) -> StoredCodes:
         symmetric,
         ordered=ordered,
         one_scale=strategy == "tensor",
-        activations=_activations(group),
+        activations=_activations(group) if bits == 8 else 16,
     )
 
 

@@ -76,6 +76,17 @@ class CodedLayers:
     def __contains__(self, layer: str) -> bool:
         return layer in self._stored
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stored)
+
+    def require_no_others(self) -> None:
+        """See `StoredLayers.require_no_others`."""
+        self._stored.require_no_others()
+
+    def sizes(self, layer: str) -> tuple[int, int]:
+        """Outputs and inputs."""
+        return self._stored.sizes(layer)
+
     def tensors_of(self, layer: str) -> Iterator[str]:
         """The names of what is stored of it, but for a bias."""
         possible = (f"{layer}.{tensor}" for tensor in self._layout.tensors)

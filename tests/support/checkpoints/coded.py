@@ -120,8 +120,9 @@ class Layer:
             }
         found = {"weight_scale": (self.scales[0] if how.one_scale else self.scales).contiguous()}
         if how.kind == "int-quantized":
-            found |= {"weight": (self.codes - 128).to(torch.int8), "input_scale": torch.ones(1)}
-            zeros = (self.zeros - 128).to(torch.int8)
+            half = 2 ** (bits - 1)
+            found |= {"weight": (self.codes - half).to(torch.int8), "input_scale": torch.ones(1)}
+            zeros = (self.zeros - half).to(torch.int8)
         else:
             found["weight_packed"] = _words(self.codes, bits)
             found["weight_shape"] = torch.tensor(self.codes.shape)

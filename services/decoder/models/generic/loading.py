@@ -13,8 +13,9 @@ from services.decoder.models.generic.linears.taken_linear import take_linears
 from services.families import registry
 from services.families.generic import ATTENTION_LAYERS, require_trusted
 from shared.checkpoint.folder import Checkpoint
-from shared.checkpoint.model_half import load_without, understood
+from shared.checkpoint.model_half import understood
 from shared.checkpoint.refusal import unsupported
+from shared.weights.class_weights import load_class
 
 
 def find_class(checkpoint: Checkpoint, trust_remote_code: bool) -> type[Any]:
@@ -53,7 +54,7 @@ def load_model(checkpoint: Checkpoint, kind: type[Any], config: Any, dtype: torc
     if encoder := registry.find(checkpoint).overrides.get("encoder_path"):
         foreign.append(encoder)
     prepare = partial(take_linears, checkpoint=checkpoint, dtype=dtype, key_mapping=None)
-    model = load_without(checkpoint, kind, config, foreign, dtype, prepare, **eager)
+    model = load_class(checkpoint, kind, config, foreign, dtype, prepare, **eager)
     _copy_small(model)
     return model
 

@@ -1,7 +1,7 @@
 """Linear layers of a class whose weights stay in the checkpoint until they are packed, one by one."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, ren
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.weight_reader import WeightReader
 from shared.weights.linear_weight import CodedWeight, LinearWeight, StoredWeight
+from shared.weights.number_weights import NumberWeights
 
 
 class TakenLinear(nn.Module):
@@ -58,17 +59,21 @@ def take_linears(
     model: Any, checkpoint: Checkpoint, dtype: torch.dtype, key_mapping: dict[str, str] | None
 ) -> None:
     """Puts a `TakenLinear` in the place of each linear layer whose weight is one tensor of the checkpoint, whatever
-    transformers calls it there. The others transformers loads: those that it makes of several tensors or keeps in
-    another type, those that hang in several places, and those that share their weight."""
-    stored = _stored_names(model, checkpoint, key_mapping)
-    reader = WeightReader(checkpoint, stored.values())
+    transformers calls it there, or is stored as codes: it is the numbers of these then. The others transformers loads:
+    those that it makes of several tensors or keeps in another type, those that hang in several places, and those that
+    share their weight."""
+    numbers = NumberWeights.of(checkpoint)
+    tensors = numbers or checkpoint
+    stored = _stored_names(model, tensors.names(), key_mapping)
+    reader = WeightReader(checkpoint, set(stored.values()) & set(checkpoint.names()))
     layers = dict(_own_linears(model))
     for path, name in stored.items():
         layer = layers.get(path)
-        shape = checkpoint.shape(name)
+        shape = tensors.shape(name)
         if layer is None or shape != (layer.out_features, layer.in_features):
             continue
-        taken = StoredWeight(path, *shape, None, partial(reader.part, name))
+        taken = numbers.take_linear(name) if numbers else None
+        taken = taken or StoredWeight(path, *shape, None, partial(reader.part, name))
         parent, _, own = path.rpartition(".")
         model.get_submodule(parent)._modules[own] = TakenLinear(layer, taken, dtype)
 
@@ -95,15 +100,15 @@ def _own_linears(model: Any) -> Iterator[tuple[str, nn.Linear]]:
 
 
 def _stored_names(
-    model: Any, checkpoint: Checkpoint, key_mapping: dict[str, str] | None
+    model: Any, names: Sequence[str], key_mapping: dict[str, str] | None
 ) -> dict[str, str]:
-    """The names in the checkpoint of weights that become a module's as they are, by the module's path."""
+    """The names, of those in the checkpoint, of weights that become a module's as they are, by the module's path."""
     mapping = get_model_conversion_mapping(model, key_mapping)
     renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
     known = model.state_dict()
     found: dict[str, list[str]] = {}
-    for name in checkpoint.names():
+    for name in names:
         renamed, converted = rename_source_key(
             name, renamings, converters, model.base_model_prefix, known
         )
