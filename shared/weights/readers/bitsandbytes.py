@@ -16,7 +16,7 @@ from shared.weights.layouts.layout import NOT_FINITE, BadCodes
 from shared.weights.quantized_weight import QuantizedWeight
 from shared.weights.readers.layout import ALL, Tensors, unsigned
 
-_AT_ONCE = 1 << 22  # codes that become numbers together, of which each has 64 bits meanwhile
+_AT_ONCE = 1 << 22  # codes that become numbers together
 # What tables are multiplied by. Found by trying all to 127 in steps of a hundredth.
 _TIMES: Mapping[str, float] = {"nf4": 112.03, "fp4": 120.0}
 _CODES: Mapping[str, tuple[int, ...]] = {
@@ -48,7 +48,7 @@ class Bnb4(Bnb4Layout):
         for first in range(rows.start, rows.stop, step):
             last = min(first + step, rows.stop)
             places = slice(first * state.inputs, last * state.inputs)
-            numbers = table[_codes(tensors, places)].mul_(self._each(tensors, state, places))
+            numbers = self._numbers(tensors, state, places, table)
             found[first - rows.start : last - rows.start] = numbers.view(last - first, -1)[
                 :, columns
             ]
@@ -62,11 +62,17 @@ class Bnb4(Bnb4Layout):
             raise BadCodes("weight.quant_map", f"it is not the table of {state.kind}")
         return table
 
-    def _each(self, tensors: Tensors, state: State, places: slice) -> Tensor:
-        """float32 [places]: the scales of some codes that follow each other."""
+    def _numbers(self, tensors: Tensors, state: State, places: slice, table: Tensor) -> Tensor:
+        """float32 [places] of some codes that follow each other."""
+        bytes_ = torch.arange(256)
+        pairs = torch.stack((table[bytes_ >> 4], table[bytes_ & 15]), -1)  # of all bytes
+        found = pairs.index_select(0, _bytes(tensors, places).int()).flatten()
+        odd, count = places.start % 2, places.stop - places.start
+        found, scales = found[odd : odd + count], self._scales(tensors, state, places)
         begin = places.start % state.block
-        scales = self._scales(tensors, state, places).repeat_interleave(state.block)
-        return scales[begin : begin + places.stop - places.start]
+        if begin or count % state.block:
+            return found.mul_(scales.repeat_interleave(state.block)[begin : begin + count])
+        return found.view(-1, state.block).mul_(scales[:, None]).flatten()
 
     def _scales(self, tensors: Tensors, state: State, places: slice) -> Tensor:
         """float32 [blocks] of those that have some codes, memory of its own."""
@@ -103,11 +109,3 @@ def _bytes(tensors: Tensors, places: slice) -> Tensor:
     """uint8, as they are stored: those that have some codes that follow each other."""
     rows = slice(places.start // 2, -(-places.stop // 2))
     return tensors.part("weight", rows, ALL).flatten()
-
-
-def _codes(tensors: Tensors, places: slice) -> Tensor:
-    """int64 [places]."""
-    stored = _bytes(tensors, places)
-    begin = places.start % 2
-    codes = torch.stack((stored >> 4, stored & 15), -1).flatten()
-    return codes[begin : begin + places.stop - places.start].long()
