@@ -19,6 +19,7 @@ from shared.checkpoint.content import content_digest
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 from tests.support.checkpoints import make_checkpoint
+from tests.support.checkpoints.ascend_codes import NARROW, STATIC, write_ascend
 from tests.support.checkpoints.bitsandbytes import BitsAndBytes
 from tests.support.checkpoints.coded import (
     EVERY_LINEAR,
@@ -98,15 +99,28 @@ def test_rows_are_those_of_the_numbers(tmp_path: Path, how: Way) -> None:
         assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize(("kind", "group"), [(STATIC, 0), (NARROW, 32)])
+def test_rows_are_those_of_the_numbers_of_msmodelslim(
+    tmp_path: Path, kind: str, group: int
+) -> None:
+    dense = make_checkpoint(tmp_path / "dense", "qwen2_5_vl", vision=QWEN)
+    names = write_ascend(tmp_path / "coded", dense, kind, group=group, linears=EVERY_LINEAR)
+    assert sum(name.startswith("visual.") for name in names) == 2 + 2 * 5
+    require_servable(tmp_path / "coded", parts=Parts.WEIGHTS, device="cpu")
+    torch.testing.assert_close(
+        rows(tmp_path / "coded"), rows(tmp_path / "dense"), rtol=1e-4, atol=1e-5
+    )
+
+
 @pytest.mark.parametrize("how", [WAYS[0], WAYS[3], WAYS[6], WAYS[8]], ids=str)
 @pytest.mark.parametrize(
     ("family", "options"),
     [
         ("llava", {"spelling": "old"}),
-        ("llava", {"tower": "siglip", "spelling": "new"}),
-        ("llava_next", {}),
+        pytest.param("llava", {"tower": "siglip", "spelling": "new"}, marks=pytest.mark.full),
+        pytest.param("llava_next", {}, marks=pytest.mark.full),
         ("internvl_chat", {}),  # whose layers are multiplied by factors
-        ("qwen2_vl", {"vision": {"embed_dim": 64}}),
+        pytest.param("qwen2_vl", {"vision": {"embed_dim": 64}}, marks=pytest.mark.full),
     ],
 )
 def test_towers_of_all_kinds(
