@@ -50,7 +50,8 @@ transformers with biases above 8 in an attention whose keys are not made by a `k
 Files of these kinds are read: for decoders marked *native* as codes, for vision encoders, projectors and layers that
 the code of transformers runs, experts among them, as the numbers that codes stand for
 ([below](#quantized-encoders-and-layers-by-the-code-of-transformers)). Tables of tokens, convolutions and parameters
-that are no linear layer's have to be numbers. `quantization_config` of config.json is checked before anything starts, and so are the tensors: by the
+that are no linear layer's have to be numbers. `quantization_config` of config.json is checked before anything
+starts, and so are the tensors: by the
 headers of the safetensors, and by the small ones among them that say groups and zero points. What is not read is
 refused by the name of the field or tensor. Codes, scales and zero points are taken over exactly. The tests have
 packers of their own, for the decoders of all text families that are ours; no released weights were loaded. What
@@ -119,7 +120,8 @@ alone and GGUF files.
 
 The tests have Qwen2.5-VL's encoder in every kind of the table above, and those of LLaVA, LLaVA-NeXT, InternVL and
 Qwen2-VL in four, each with the rows of the same weights stored as numbers, bit for bit but for nvfp4, mxfp4 and
-msmodelslim's, whose numbers the tests round otherwise; of transformers' code Llama 3.2 Vision and Gemma 3, and Qwen3-MoE in W4A8 of compressed-tensors and of msmodelslim. What
+msmodelslim's, whose numbers the tests round otherwise; of transformers' code Llama 3.2 Vision and Gemma 3, and
+Qwen3-MoE in W4A8 of compressed-tensors and of msmodelslim. What
 bitsandbytes 0.50 and transformers 5.23 made of small random LLaVA and Qwen2.5-VL was read once: 4-bit weights are
 those of bitsandbytes bit for bit, and with `--quantization none` 24 greedy tokens after a picture those of
 transformers. (Where a block ends inside of an output, bitsandbytes' own CPU code may give other numbers than its
