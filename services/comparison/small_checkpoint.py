@@ -13,7 +13,8 @@ from torch import nn
 
 from services.comparison.small_config import smaller
 from services.families.verdicts import WEIGHTS
-from shared.checkpoint.folder import Checkpoint
+from shared.checkpoint.folder import QUANTIZATION_KEYS, Checkpoint
+from shared.model_config import ascend_codes
 
 _MOST_PARAMETERS = 700_000_000  # 2.8 GB
 # Each is tried where the class does not take the one before.
@@ -67,9 +68,11 @@ def save(model: Any, checkpoint: Checkpoint, folder: Path) -> Checkpoint:
     for file in checkpoint.folder.iterdir():
         if file.is_file() and not file.name.endswith((*WEIGHTS, ".index.json")):
             shutil.copy(file, folder)
+    for file in folder.glob(ascend_codes.PATTERN):
+        file.unlink()
     before = transformers.AutoConfig.from_pretrained(checkpoint.folder, local_files_only=True)
     changed = _changes(before.to_dict(), model.config.to_dict())
-    written = _overlaid(checkpoint.config, changed)
+    written = _overlaid(_unquantized(checkpoint.config), changed)
     target = folder / "config.json"
     target.write_text(json.dumps(written), encoding="utf-8")
     read = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
@@ -111,6 +114,15 @@ def _changes(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, A
 
 # Keys that say how a model was made, and nothing of it.
 _PROCESS = ("transformers_version", "dtype", "torch_dtype", "_name_or_path", "architectures")
+
+
+def _unquantized(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what parts say of quantized weights: the model's are numbers."""
+    return {
+        name: _unquantized(value) if isinstance(value, dict) else value
+        for name, value in config.items()
+        if name not in QUANTIZATION_KEYS
+    }
 
 
 def _overlaid(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

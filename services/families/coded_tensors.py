@@ -1,7 +1,7 @@
 """The tensors of a quantized checkpoint, checked by their headers before anything is started."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from services.families import registry
 from services.families.family import is_generic
@@ -10,9 +10,14 @@ from shared.checkpoint.headers import HeaderFiles
 from shared.errors import InvalidRequest
 from shared.model_backends import ModelBackend
 from shared.model_config.decoder import DecoderConfig
-from shared.model_config.quantization import FLOAT8, quantization_said, read_stored_codes
-from shared.weights.layouts.layout import Layout
-from shared.weights.layouts.stored_layers import LAYOUTS, StoredLayers
+from shared.model_config.quantization import (
+    FLOAT8,
+    StoredCodes,
+    quantization_said,
+    read_encoder_codes,
+    read_stored_codes,
+)
+from shared.weights.layouts.stored_layers import LAYOUTS, StoredLayers, is_unused
 
 # Layers that are computed as one.
 _FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
@@ -32,6 +37,7 @@ _OF_CODES = frozenset(
 _OF_TOOLS = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 _OF_QUANTO = "quanto_qmap.json"
 _NUMBERED = re.compile(r"(.*\.)(\d+)(\.[^0-9]+)")
+_LANGUAGE = re.compile(r"(model\.)?(language_model|text_model)\.|lm_head\.")
 _OF_BLOCKS = re.compile(r".*\.\d+\.(self_attn|mlp)\.(\w+)")
 
 
@@ -40,22 +46,22 @@ def coded_layers(checkpoint: Checkpoint, backend: ModelBackend) -> StoredLayers 
     InvalidRequest, naming the tensor, for layers that are not stored as the configuration says."""
     if is_generic(registry.find_decoder(checkpoint, backend).decoder):
         return None
-    codes = read_stored_codes(checkpoint)
     headers = HeaderFiles.open(checkpoint.folder)
     if headers is None:
         return None
-    if codes is None:
-        _refuse_unexplained(checkpoint, headers)
-        return None
-    layout = LAYOUTS[codes.layout](codes)
-    names = {name: name for name in headers.names()}
-    _refuse_encoder(checkpoint, layout, headers)
-    return StoredLayers(headers, layout, names)
+    own = encoder_names(checkpoint, headers.names())
+    others = set(headers.names()) - own
+    return _stored_layers(checkpoint, headers, read_stored_codes(checkpoint), others)
 
 
 def require_coded_tensors(checkpoint: Checkpoint, backend: ModelBackend) -> None:
-    """Raises InvalidRequest, naming the tensor, for a quantized checkpoint whose decoder would be refused when it is
-    loaded: a layer without one of its tensors, or with one of another shape, type or content than is needed."""
+    """Raises InvalidRequest, naming the tensor, for a quantized checkpoint of which a part that is ours would be
+    refused when it is loaded: a layer without one of its tensors, or with one of another shape, type or content than
+    is needed."""
+    if is_generic(registry.find_decoder(checkpoint, backend).decoder):
+        _require_all_parts(checkpoint)
+        return
+    _require_encoder(checkpoint)
     layers = coded_layers(checkpoint, backend)
     if layers is None:
         return
@@ -71,11 +77,64 @@ def require_coded_tensors(checkpoint: Checkpoint, backend: ModelBackend) -> None
         layers.require_middle(name)
 
 
-def _refuse_unexplained(checkpoint: Checkpoint, headers: HeaderFiles) -> None:
-    """Raises InvalidRequest for codes of which nothing says what they mean."""
+def encoder_names(checkpoint: Checkpoint, names: Iterable[str]) -> set[str]:
+    """Those among the names of a checkpoint's tensors that are of its encoder and projector: as its family says, or
+    all but those of a language model, by the names that classes of transformers give it."""
+    family, every = registry.find(checkpoint), set(names)
+    if family.takes_media and not family.encoder_tensors:
+        language = {name for name in every if _LANGUAGE.match(name)}
+        return every - language if language else set()
+    parts = "|".join(map(re.escape, family.encoder_tensors))
+    own = re.compile(rf"(model\.)?({parts})(\.|$)" if parts else "(?!)")
+    return {name for name in every if own.match(name)}
+
+
+def _require_encoder(checkpoint: Checkpoint) -> None:
+    """`require_coded_tensors` for the encoder's part. Its sizes are known to its code alone."""
+    headers = HeaderFiles.open(checkpoint.folder)
+    if headers is None:
+        return
+    own = encoder_names(checkpoint, headers.names())
+    layers = _stored_layers(checkpoint, headers, read_encoder_codes(checkpoint), own)
+    if layers is not None:
+        _require_layers(layers)
+
+
+def _require_all_parts(checkpoint: Checkpoint) -> None:
+    """`require_coded_tensors` where the code of transformers runs the layers, to which codes are given as numbers."""
+    headers = HeaderFiles.open(checkpoint.folder)
+    codes = read_stored_codes(checkpoint)
+    if headers is None or codes is None:
+        return
+    names = {name for name in headers.names() if not is_unused(codes, name)}
+    layers = _stored_layers(checkpoint, headers, codes, names)
+    assert layers is not None
+    layers.require_no_others()
+    _require_layers(layers)
+
+
+def _require_layers(layers: StoredLayers) -> None:
+    for name in layers:
+        layers.order(name)
+        layers.require_middle(name)
+
+
+def _stored_layers(
+    checkpoint: Checkpoint, headers: HeaderFiles, codes: StoredCodes | None, names: set[str]
+) -> StoredLayers | None:
+    """Those of a part of the checkpoint, of the tensors `names`, that are stored as `codes` say."""
+    if codes is None:
+        _refuse_unexplained(checkpoint, names)
+        return None
+    layout = LAYOUTS[codes.layout](codes)
+    return StoredLayers(headers, layout, {name: name for name in names})
+
+
+def _refuse_unexplained(checkpoint: Checkpoint, names: set[str]) -> None:
+    """Raises InvalidRequest for codes among the tensors `names` of which nothing says what they mean."""
     if quantization_said(checkpoint) is not None:  # all of whose layers are numbers
         return
-    name = next((n for n in headers.names() if n.rpartition(".")[2] in _OF_CODES), None)
+    name = next((n for n in sorted(names) if n.rpartition(".")[2] in _OF_CODES), None)
     if name is None:
         return
     if (checkpoint.folder / _OF_QUANTO).is_file():
@@ -156,21 +215,5 @@ def _require_all(checkpoint: Checkpoint, layers: StoredLayers, count: int) -> No
             raise InvalidRequest(
                 "BAD_CHECKPOINT",
                 f"{checkpoint.folder}: the checkpoint lacks {stem}{missing[0]}{end}.{layers.layout.main}",
-                field="model",
-            )
-
-
-def _refuse_encoder(checkpoint: Checkpoint, layout: Layout, headers: HeaderFiles) -> None:
-    """Raises InvalidRequest for codes in the encoder's part."""
-    encoders = "|".join(map(re.escape, registry.find(checkpoint).encoder_tensors))
-    if not encoders:
-        return
-    foreign = re.compile(rf"(model\.)?({encoders})\..*\.{layout.main}")
-    for name in headers.names():
-        if foreign.fullmatch(name) and headers.dtype(name) in layout.main_dtypes:
-            raise InvalidRequest(
-                "UNSUPPORTED_WEIGHTS",
-                f"{checkpoint.folder}: {name} is quantized, and encoders are read as numbers alone: quantize the"
-                " language model alone, or serve the model in float32, float16 or bfloat16",
                 field="model",
             )

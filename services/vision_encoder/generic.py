@@ -19,7 +19,6 @@ from services.vision_encoder.towers.encoder import BadPixels, Item, PixelArray
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.model_half import (
     decoder_paths,
-    load_without,
     model_class,
     other_than_encoder,
     read_config,
@@ -33,6 +32,7 @@ from shared.checkpoint.processor import (
     run_processor,
 )
 from shared.checkpoint.refusal import unsupported
+from shared.weights.class_weights import load_class
 
 log = structlog.get_logger(__name__)
 
@@ -70,7 +70,7 @@ class GenericEncoder:
         left_out = (
             other_than_encoder(kind, config, inside) if inside else decoder_paths(kind, config)
         )
-        loaded = load_without(checkpoint, kind, untied(config), left_out, self.dtype)
+        loaded = load_class(checkpoint, kind, untied(config), left_out, self.dtype)
         self._model = loaded.to(device.where)
         self.hidden_size = self._try(checkpoint, config.get_text_config(decoder=True).hidden_size)
         log.info(

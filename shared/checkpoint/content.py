@@ -12,8 +12,9 @@ import struct
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
-from shared.checkpoint.folder import Checkpoint
+from shared.checkpoint.folder import QUANTIZATION_KEYS, Checkpoint
 from shared.errors import InvalidRequest
 
 _PIECE_BYTES = 64
@@ -25,7 +26,8 @@ _Read = Callable[[int, int], bytes]  # bytes of a tensor from an index on, so ma
 
 
 def content_digest(checkpoint: Checkpoint) -> bytes:
-    """16 bytes over the header of each file of weights and 64 pieces of 64 bytes of each tensor.
+    """16 bytes over the header of each file of weights and 64 pieces of 64 bytes of each tensor, and over what
+    config.json says of codes, where it does.
 
     Equal for equal files, wherever they lie. Raises InvalidRequest for a file that cannot be read.
     """
@@ -38,7 +40,24 @@ def content_digest(checkpoint: Checkpoint) -> bytes:
         is_plain = path.suffix == ".safetensors"
         for part in _safetensors_digests(path) if is_plain else _torch_digests(checkpoint, names):
             digest.update(part)
+    if meaning := _meaning_of_codes(checkpoint):
+        digest.update(_digest(json.dumps(meaning, sort_keys=True).encode()))
     return digest.digest()
+
+
+def _meaning_of_codes(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What the parts of config.json say of quantized weights: the same codes may stand for several numbers."""
+    parts = {
+        "config": checkpoint.config,
+        "text": checkpoint.text_config,
+        "vision": checkpoint.vision_config or {},
+    }
+    return {
+        f"{part}.{key}": config[key]
+        for part, config in parts.items()
+        for key in QUANTIZATION_KEYS
+        if config.get(key)
+    }
 
 
 def _safetensors_digests(path: Path) -> Iterator[bytes]:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+# Of parts of config.json that say how weights are quantized.
+QUANTIZATION_KEYS = ("quantization_config", "compression_config")
 _IDS = 1 << 31
 _SMALL_MODEL_PARAMETERS = 100_000_000
 # By safetensors' spelling; all others have one.

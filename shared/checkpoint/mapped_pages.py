@@ -46,3 +46,10 @@ def _file_mappings() -> Iterator[tuple[int, int]]:
 @cache
 def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None)
+
+
+def give_back_freed() -> None:
+    """Memory that was freed and that the C library keeps for later, which is not little where pieces of many sizes came
+    and went beside others that stay."""
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)

@@ -2,14 +2,14 @@
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 import transformers
 from torch import nn
 
-from shared.checkpoint.folder import Checkpoint
+from shared.checkpoint.folder import QUANTIZATION_KEYS, Checkpoint
 from shared.checkpoint.refusal import unsupported
 from shared.errors import InvalidRequest
 
@@ -23,11 +23,16 @@ def model_class(checkpoint: Checkpoint) -> type[Any]:
 
 
 def read_config(checkpoint: Checkpoint, trust_remote_code: bool = False) -> Any:
-    """As transformers reads it, with the defaults of its class. Raises InvalidRequest for one that it cannot read."""
+    """As transformers reads it, with the defaults of its class, but for what it says of quantized weights: these are
+    read as numbers here. Raises InvalidRequest for one that it cannot read."""
     with understood(checkpoint):
-        return transformers.AutoConfig.from_pretrained(
+        config = transformers.AutoConfig.from_pretrained(
             checkpoint.folder, trust_remote_code=trust_remote_code, local_files_only=True
         )
+        for part in (config, config.get_text_config(decoder=True)):
+            for key in QUANTIZATION_KEYS:
+                vars(part).pop(key, None)
+        return config
 
 
 def decoder_paths(kind: type[Any], config: Any) -> list[str]:
@@ -57,11 +62,12 @@ def load_without(
     left_out: Sequence[str],
     dtype: torch.dtype,
     prepare: Callable[[Any], None] = lambda model: None,
+    tensors: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Any:
     """The model with empty modules, and no parameters, at some paths: their tensors have no place to go and are not
-    read. `prepare` gets it before anything is loaded; `options` are those of `from_pretrained`: with a `state_dict` no
-    file is read.
+    read. `prepare` gets it before anything is loaded; `tensors`: what to load in the place of those of the files, by
+    their names; `options` are those of `from_pretrained`.
 
     Raises InvalidRequest for a checkpoint that lacks one of the other tensors.
     """
@@ -76,8 +82,9 @@ def load_without(
     part: Any = type(kind.__name__, (kind,), {"__init__": create, "__module__": kind.__module__})
     with understood(checkpoint), _quiet():
         model, report = part.from_pretrained(
-            None if options.get("state_dict") else checkpoint.folder,
+            checkpoint.folder if tensors is None else None,
             config=config,
+            state_dict=tensors,
             dtype=dtype,
             local_files_only=True,
             use_safetensors=True,

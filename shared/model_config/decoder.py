@@ -8,9 +8,8 @@ from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.refusal import bad_option
 from shared.model_backends import ModelBackend
 from shared.model_config.quantization import (
-    ASCEND,
-    quantization_of_encoder,
-    quantization_said,
+    key_of_encoder,
+    read_encoder_codes,
     read_stored_codes,
 )
 from shared.model_config.rope import RopeConfig
@@ -134,21 +133,15 @@ def read_whole(checkpoint: Checkpoint, key: str, value: Any) -> int:
 def refuse_quantization(checkpoint: Checkpoint, by: ModelBackend) -> None:
     """Raises InvalidRequest for a checkpoint whose weights are quantized in a way that is not read where the code of
     `by`, a decoder of ours or transformers, runs the layers."""
-    if key := quantization_of_encoder(checkpoint):
-        raise bad_option(checkpoint, f"vision_config has {key}: encoders are read as numbers alone")
-    if by is ModelBackend.NATIVE:
-        read_stored_codes(checkpoint)
-        return
-    said = quantization_said(checkpoint)
-    if said is not None and not checkpoint.is_gguf:  # each tensor says how it is stored
-        key, found = said
-        method = found.get("quant_method") if isinstance(found, dict) else None
-        where = f"{key}, beside it," if found == ASCEND else key
+    own = key_of_encoder(checkpoint)
+    if by is ModelBackend.TRANSFORMERS and own is not None:
         raise bad_option(
             checkpoint,
-            f"{where} says {method or 'that weights are quantized'}: quantized checkpoints are not supported where the"
-            " code of transformers runs the layers; serve the model in float32, float16 or bfloat16",
+            f"{own} says that the encoder is quantized by itself, which is not read where the code of transformers"
+            " runs it; serve the model in float32, float16 or bfloat16",
         )
+    read_stored_codes(checkpoint)
+    read_encoder_codes(checkpoint)
 
 
 def _windows(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from shared.checkpoint.folder import Checkpoint
+from shared.checkpoint.folder import QUANTIZATION_KEYS, Checkpoint
 from shared.errors import InvalidRequest
 from shared.model_config.ascend_codes import (
     DYNAMIC,
@@ -31,7 +31,6 @@ NVFP4, MXFP4 = "nvfp4-pack-quantized", "mxfp4-pack-quantized"
 MODELOPT4 = "modelopt-nvfp4"
 BNB4, BNB8 = "bitsandbytes-4bit", "bitsandbytes-8bit"
 _COMPRESSED = "compressed-tensors"
-_KEYS = ("quantization_config", "compression_config")
 # How scales are shared in these, and by how many inputs.
 _FLOAT4 = {NVFP4: ("tensor_group", 16), MXFP4: ("group", 32)}
 _FP8, _FBGEMM = "fp8", "fbgemm_fp8"
@@ -88,7 +87,7 @@ class StoredCodes:
 def quantization_said(checkpoint: Checkpoint) -> tuple[str, Any] | None:
     """The key of `config.json` that says how weights are quantized, and its value, or the name of msmodelslim's file;
     None where there is none of these."""
-    for key in _KEYS:
+    for key in QUANTIZATION_KEYS:
         found = checkpoint.config.get(key) or checkpoint.text_config.get(key)
         if found:
             return key, found
@@ -96,19 +95,32 @@ def quantization_said(checkpoint: Checkpoint) -> tuple[str, Any] | None:
     return None if name is None else (name, ASCEND)
 
 
-def quantization_of_encoder(checkpoint: Checkpoint) -> str | None:
-    """The key by which the vision part of `config.json` says that its own weights are quantized, if it does."""
-    vision = checkpoint.vision_config or {}
-    return next((key for key in _KEYS if vision.get(key)), None)
-
-
 def read_stored_codes(checkpoint: Checkpoint) -> StoredCodes | None:
     """None for a checkpoint that is not quantized. Raises InvalidRequest, naming the field, for codes that are not
-    read by decoders of ours."""
+    read."""
     said = quantization_said(checkpoint)
-    if said is None:
-        return None
-    key, found = said
+    return None if said is None else _read(checkpoint, *said)
+
+
+def key_of_encoder(checkpoint: Checkpoint) -> str | None:
+    """Where `config.json` says of the weights of its vision part by itself that they are quantized, if it does."""
+    vision = checkpoint.vision_config or {}
+    found = (f"vision_config.{key}" for key in QUANTIZATION_KEYS if vision.get(key))
+    return next(found, None)
+
+
+def read_encoder_codes(checkpoint: Checkpoint) -> StoredCodes | None:
+    """Those of the vision encoder and its projector: what `vision_config` says of its own weights, where it does, else
+    what is said of the whole. Raises as `read_stored_codes` does."""
+    own = key_of_encoder(checkpoint)
+    if own is None:
+        return read_stored_codes(checkpoint)
+    vision = checkpoint.vision_config or {}
+    return _read(checkpoint, own, vision[own.rpartition(".")[2]])
+
+
+def _read(checkpoint: Checkpoint, key: str, found: Any) -> StoredCodes | None:
+    """key: where it is said, for messages."""
     method = str(found.get("quant_method")) if isinstance(found, Mapping) else str(found)
     values = found if isinstance(found, Mapping) else {}
     if values.get("load_in_4bit") or values.get("load_in_8bit"):
@@ -376,7 +388,7 @@ def _scheme(group: _Fields, layout: str) -> StoredCodes:
     if layout in _FLOAT4:
         return _float4_scheme(weights, layout)
     weights.one_of("type", ("int",), default="int")
-    bits = weights.one_of("num_bits", (4, 8) if layout == PACKED else (8,))
+    bits = weights.one_of("num_bits", (4, 8))
     known = ("channel", "group") if layout == PACKED else ("tensor", "channel", "group")
     default = "group" if weights.values.get("group_size") else "tensor"
     strategy = weights.one_of("strategy", known, default=default)
@@ -392,7 +404,7 @@ def _scheme(group: _Fields, layout: str) -> StoredCodes:
         symmetric,
         ordered=ordered,
         one_scale=strategy == "tensor",
-        activations=_activations(group),
+        activations=_activations(group) if bits == 8 else 16,
     )
 
 

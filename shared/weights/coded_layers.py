@@ -22,6 +22,7 @@ from shared.model_config.quantization import (
     PACKED,
     StoredCodes,
 )
+from shared.weights.layouts.bitsandbytes import Bnb4Layer
 from shared.weights.layouts.layout import NOT_FINITE, BadCodes
 from shared.weights.layouts.stored_layers import StoredLayers
 from shared.weights.linear_weight import (
@@ -75,6 +76,17 @@ class CodedLayers:
     def __contains__(self, layer: str) -> bool:
         return layer in self._stored
 
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._stored)
+
+    def require_no_others(self) -> None:
+        """See `StoredLayers.require_no_others`."""
+        self._stored.require_no_others()
+
+    def sizes(self, layer: str) -> tuple[int, int]:
+        """Outputs and inputs."""
+        return self._stored.sizes(layer)
+
     def tensors_of(self, layer: str) -> Iterator[str]:
         """The names of what is stored of it, but for a bias."""
         possible = (f"{layer}.{tensor}" for tensor in self._layout.tensors)
@@ -102,8 +114,12 @@ class CodedLayers:
             bias = self._bias(layout, layer, tensors)
         read = partial(self._read, layout, layer, tensors, inputs)
         if isinstance(layout, Bnb4):
-            numbers = partial(self._numbers, layout, layer, tensors)
-            return NearlyCodedWeight(StoredWeight(layer, out, inputs, bias, numbers), read)
+            weight = StoredWeight(
+                layer, out, inputs, bias, partial(self._numbers, layout, layer, tensors)
+            )
+            own = self._stored.layout_of(layer)
+            is_grouped = isinstance(own, Bnb4Layer) and own.has_whole_blocks
+            return NearlyCodedWeight(weight, read) if is_grouped else weight
         return CodedWeight(layer, out, inputs, bias, read)
 
     def _read(

@@ -1,6 +1,6 @@
 """The tensors of a GGUF file as numbers, as a class of transformers has them."""
 
-from collections.abc import Iterable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -9,18 +9,17 @@ from shared.checkpoint.files import GGUF
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.gguf.block_types import CODED
 from shared.checkpoint.gguf.tensor_file import GgufFile
+from shared.weights.asked_tensors import Asked, Reads
 from shared.weights.readers.gguf import read_numbers
 
 _AT_ONCE = 1 << 24  # elements whose blocks are taken apart together
 
 
-def read_state(
-    checkpoint: Checkpoint, names: Iterable[str], dtype: torch.dtype
-) -> dict[str, Tensor]:
-    """Some tensors by their names, in memory of their own where they are not stored as they are wanted. Raises
+def gguf_state_dict(checkpoint: Checkpoint, dtype: torch.dtype, reads: Reads) -> dict[str, Asked]:
+    """All tensors by their names, in memory of their own where they are not stored as they are wanted. Raises
     InvalidRequest as `GgufFile` does."""
     file = GgufFile(checkpoint.folder / GGUF)
-    return {name: _numbers(file, name, dtype) for name in names}
+    return {name: Asked(reads, partial(_numbers, file, name, dtype)) for name in file.names()}
 
 
 def _numbers(file: GgufFile, name: str, dtype: torch.dtype) -> Tensor:

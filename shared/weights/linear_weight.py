@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from shared.checkpoint.mapped_pages import give_back_freed
 from shared.errors import InvalidRequest
 from shared.weights.quantized_weight import (
     NotAsCodes,
@@ -22,6 +23,7 @@ Range = tuple[int, int]  # [first, last)
 Places: TypeAlias = "Numbers | None"
 Codes: TypeAlias = Callable[[Places], QuantizedWeight]  # of some outputs
 
+_MADE = 1 << 20  # numbers that are made of codes together
 _MIXED = "of layers that are computed as one some are quantized and some are not"
 
 
@@ -337,6 +339,31 @@ class _Spread(_Changed):
         return found.outputs(spread) if out else found.select_inputs(spread)
 
 
+class _Numbers(LinearWeight):
+    def __init__(self, whole: LinearWeight) -> None:
+        super().__init__(whole.name, whole.out, whole.inputs, whole.bias)
+        self._whole = whole
+
+    @property
+    def is_coded(self) -> bool:
+        return False
+
+    def select(self, rows: Places, columns: Places, dtype: torch.dtype) -> Tensor:
+        """A few outputs at a time: what they are made of is several times as large."""
+        places = np.arange(self.out) if rows is None else rows
+        width = self.inputs if columns is None else len(columns)
+        found = torch.empty((len(places), width), dtype=dtype)
+        step = max(1, _MADE // max(1, self.inputs))
+        for first in range(0, len(places), step):
+            some = places[first : first + step]
+            found[first : first + step] = self._whole.select(some, columns, torch.float32)
+        give_back_freed()
+        return found
+
+    def select_quantized(self, rows: Places, columns: Places) -> None:
+        pass
+
+
 class _Scaled(_Changed):
     def __init__(self, whole: LinearWeight, factors: Tensor) -> None:
         self._whole, self._factors = whole, factors
@@ -363,6 +390,12 @@ def in_memory(weight: Tensor, bias: Tensor | None = None, name: str = "a tensor"
     """Of a tensor [out, inputs] that is there already."""
     out, inputs = weight.shape
     return StoredWeight(name, out, inputs, bias, lambda rows, columns: weight[rows, columns])
+
+
+def as_numbers(weight: LinearWeight) -> LinearWeight:
+    """The numbers of a weight alone, whatever it is stored as: of codes those of the outputs that are asked for, each
+    time that they are."""
+    return _Numbers(weight) if weight.is_coded else weight
 
 
 def as_codes(

@@ -13,7 +13,7 @@ from shared.model_config.quantization import StoredCodes
 from shared.weights.coded_layers import CodedLayers
 from shared.weights.coded_rows import Table
 from shared.weights.gguf_layers import GgufLayers
-from shared.weights.linear_weight import LinearWeight, StoredWeight
+from shared.weights.linear_weight import LinearWeight, StoredWeight, as_numbers
 
 # Element types that are numbers by themselves, as safetensors spells them.
 _NUMBERS = ("F64", "F32", "BF16", "F16")
@@ -24,13 +24,20 @@ class NamedWeights:
     checks that none is left."""
 
     def __init__(
-        self, checkpoint: Checkpoint, names: Mapping[str, str], codes: StoredCodes | None = None
+        self,
+        checkpoint: Checkpoint,
+        names: Mapping[str, str],
+        codes: StoredCodes | None = None,
+        *,
+        keeps_codes: bool = True,
     ) -> None:
         """names: of each tensor the name by which it is taken, and that in the checkpoint; codes: how linear layers may
-        be stored. Raises InvalidRequest for layers of codes that are not stored as these say."""
+        be stored; keeps_codes: whether such a layer is given as codes, else as the numbers that they stand for. Raises
+        InvalidRequest for layers of codes that are not stored as these say."""
         self._checkpoint = checkpoint
         self._names = names
         self._taken: set[str] = set()
+        self._keeps_codes = keeps_codes
         self._coded: CodedLayers | GgufLayers | None = None
         self._blocks = GgufLayers(checkpoint, names) if checkpoint.is_gguf else None
         if codes is not None:
@@ -81,7 +88,8 @@ class NamedWeights:
                 self._taken.add(f"{name}.bias")  # which may be there as well
                 bias = False
             added = self.take(f"{name}.bias", out) if bias else None
-            return self._coded.take(name, out, inputs, added, self._reader)
+            found = self._coded.take(name, out, inputs, added, self._reader)
+            return found if self._keeps_codes else as_numbers(found)
         stored = self._claim_weight(name, (out, inputs))
         shift = self.take(f"{name}.bias", out) if bias else None
         read = partial(self._reader.part, stored)

@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from shared.weights.layouts.layout import LEAST_GROUP
@@ -91,11 +92,10 @@ class QuantizedWeight:
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         """[out, inputs], columns by their input: the reference that says what the codes mean."""
         found = torch.empty((len(self.codes), self.inputs), dtype=dtype)
-        group = torch.arange(self.columns) // (self.group or self.columns or 1)
         step = max(1, _BLOCK // max(1, self.columns))
         for first in range(0, len(found), step):
             rows = slice(first, first + step)
-            values = self._rows(rows, group)
+            values = self._rows(rows)
             if self.width and self.order is not None:
                 whole = values.new_zeros((len(values), self.width))
                 values = whole.index_add_(1, self.order, values)
@@ -104,20 +104,23 @@ class QuantizedWeight:
             found[rows] = values
         return found
 
-    def _rows(self, rows: slice, group: Tensor) -> Tensor:
-        """float32 [rows, columns]; group: of each column."""
-        codes = self.outputs_between(rows).unpacked()
-        scales = _product(self.scales, self.factors, rows)[:, group]
+    def _rows(self, rows: slice) -> Tensor:
+        """float32 [rows, columns]."""
+        codes, size = self.outputs_between(rows).unpacked(), self.group or self.columns
+        short = -self.columns % max(1, size)  # columns that the last group has less than others
+        grouped = F.pad(codes, (0, short)).view(len(codes), -1, max(1, size))
+        scales = _product(self.scales, self.factors, rows)[..., None]
         if self.codebook is not None:
             known = torch.tensor(self.codebook, dtype=torch.float32)
-            return known[codes.long()] * scales
-        if self.minima is not None:
-            return (
-                codes.float() * scales + _product(self.minima, self.minimum_factors, rows)[:, group]
-            )
-        if self.zeros is not None:
-            return (codes.float() - self.zeros[rows].float()[:, group]) * scales
-        return codes.float().sub(2 ** (self.bits - 1)) * scales
+            found = known[grouped.long()].mul_(scales)
+        elif self.minima is not None:
+            minima = _product(self.minima, self.minimum_factors, rows)[..., None]
+            found = grouped.float().mul_(scales).add_(minima)
+        elif self.zeros is not None:
+            found = grouped.float().sub_(self.zeros[rows].float()[..., None]).mul_(scales)
+        else:
+            found = grouped.float().sub_(2 ** (self.bits - 1)).mul_(scales)
+        return found.flatten(1)[:, : self.columns]
 
     def outputs_between(self, rows: slice) -> "QuantizedWeight":
         """Some outputs that follow each other; no memory is copied."""

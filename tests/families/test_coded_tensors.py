@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from services.families.check import Parts, require_servable
+from services.families.check import require_servable
 from shared.errors import InvalidRequest
 from tests.support.checkpoints import make_checkpoint
 from tests.support.checkpoints.coded import Coded, edit_quantization, write_coded
@@ -97,19 +97,6 @@ def test_faults_of_tensors_are_refused_by_their_names(
     edit_quantization(folder, **config)
     with pytest.raises(InvalidRequest, match=said):
         require_servable(folder, device="cpu")
-
-
-def test_codes_of_an_encoder_are_refused(tmp_path: Path) -> None:
-    folder = tmp_path / "coded"
-    write_coded(folder, make_checkpoint(tmp_path / "dense", "llava"), AWQ)
-    require_servable(folder, parts=Parts.WEIGHTS, device="cpu")
-    tensors = load_file(folder / "model.safetensors")
-    name = next(name for name in tensors if "vision_tower" in name and name.endswith("fc1.weight"))
-    stored = name.replace("fc1.weight", "fc1.qweight")
-    tensors[stored] = torch.zeros(8, 8, dtype=torch.int32)
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(InvalidRequest, match=rf"{stored} is quantized, and encoders are read as"):
-        require_servable(folder, parts=Parts.WEIGHTS, device="cpu")
 
 
 def test_neither_torch_nor_transformers_is_needed_for_that(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from services.families.molmo2 import FAMILY as molmo2_family
 from shared.checkpoint.folder import Checkpoint
 from shared.errors import InvalidRequest
 from shared.model_backends import ModelBackend
+from shared.model_config.decoder import refuse_quantization
 
 ROOT = Path(__file__).parents[2]
 RECORD = """
@@ -243,9 +244,9 @@ def test_molmo2_is_known_by_either_name_of_its_vision_part(tmp_path: Path, visio
         (
             {
                 "architectures": ["Gemma2ForCausalLM"],
-                "quantization_config": {"quant_method": "fp8"},
+                "quantization_config": {"quant_method": "hqq"},
             },
-            "fp8: quantized checkpoints are not supported where the code of transformers runs",
+            "hqq: of quantized checkpoints those of",
         ),
     ],
 )
@@ -256,17 +257,24 @@ def test_what_transformers_cannot_run_here_is_refused_by_config_json(
         registry.text_sizes(checkpoint(tmp_path, **config))
 
 
-def test_codes_of_msmodelslim_are_refused_by_its_file_for_what_transformers_runs(
+def test_codes_that_are_not_read_are_refused_for_what_transformers_runs_too(
     tmp_path: Path,
 ) -> None:
     experts = checkpoint(tmp_path, architectures=["Qwen3MoeForCausalLM"], num_experts=4)
-    described = {"model.layers.0.mlp.experts.0.up_proj.weight": "W4A8_DYNAMIC"}
+    described = {"model.layers.0.mlp.experts.0.up_proj.weight": "W4A4_DYNAMIC"}
     (tmp_path / "quant_model_description.json").write_text(json.dumps(described))
-    said = (
-        r"quant_model_description\.json, beside it, says that weights are quantized: quantized che"
-    )
-    with pytest.raises(InvalidRequest, match=said):
+    with pytest.raises(InvalidRequest, match=r"experts\.0\.up_proj\.weight is 'W4A4_DYNAMIC'"):
         registry.text_sizes(experts)
+
+
+def test_an_encoder_that_is_quantized_by_itself_is_read_by_ours_alone(tmp_path: Path) -> None:
+    said = {"quantization_config": {"quant_method": "fp8"}, "model_type": "siglip_vision_model"}
+    found = checkpoint(
+        tmp_path, architectures=["Gemma3ForConditionalGeneration"], vision_config=said
+    )
+    with pytest.raises(InvalidRequest, match=r"vision_config\.quantization_config says that the"):
+        refuse_quantization(found, ModelBackend.TRANSFORMERS)
+    refuse_quantization(found, ModelBackend.NATIVE)
 
 
 @pytest.mark.parametrize("names", [{"architectures": ["DeepseekVLV2ForCausalLM"]}, {}])

@@ -47,8 +47,11 @@ transformers with biases above 8 in an attention whose keys are not made by a `k
 
 ## Quantized checkpoints
 
-Files of these kinds are read for decoders marked *native*, as codes; the vision encoder's and the tables of tokens
-are numbers. `quantization_config` of config.json is checked before anything starts, and so are the tensors: by the
+Files of these kinds are read: for decoders marked *native* as codes, for vision encoders, projectors and layers that
+the code of transformers runs, experts among them, as the numbers that codes stand for
+([below](#quantized-encoders-and-layers-by-the-code-of-transformers)). Tables of tokens, convolutions and parameters
+that are no linear layer's have to be numbers. `quantization_config` of config.json is checked before anything
+starts, and so are the tensors: by the
 headers of the safetensors, and by the small ones among them that say groups and zero points. What is not read is
 refused by the name of the field or tensor. Codes, scales and zero points are taken over exactly. The tests have
 packers of their own, for the decoders of all text families that are ours; no released weights were loaded. What
@@ -63,10 +66,10 @@ layers with other bits or groups, or none (`dynamic`) | \
 2 and 3 bits, Marlin's layout, other zero points than the middle where `sym` is true |
 | `auto-round` | 4 and 8 bits with `packing_format` auto_round:auto_gptq, for some layers others \
 (`extra_config`), 4 with auto_round:auto_awq, mxfp4 with auto_round:llm_compressor | 2 and 3 bits, other formats |
-| `bitsandbytes` | 4 bits (nf4, fp4, with `bnb_4bit_use_double_quant` too), where blocks divide the inputs; \
-8 bits (LLM.int8) | `bnb_4bit_quant_storage` other than uint8 |
+| `bitsandbytes` | 4 bits (nf4, fp4, with `bnb_4bit_use_double_quant` too), as codes where \
+blocks divide the inputs, else as numbers; 8 bits (LLM.int8) | `bnb_4bit_quant_storage` other than uint8 |
 | `compressed-tensors` | `pack-quantized` of 4 and 8 bits, by group or channel, with zero points and `weight_g_idx`; \
-`int-quantized` of 8 bits, by tensor, channel or group; `float-quantized` (e4m3), \
+`int-quantized` of 8 and 4 bits (W8A8, W4A8), by tensor, channel or group; `float-quantized` (e4m3), \
 by tensor, channel or block; `nvfp4-pack-quantized` and \
 `mxfp4-pack-quantized` | several schemes unless all are \
 `pack-quantized` without `actorder` group, sparsity, transforms, a quantized cache |
@@ -101,6 +104,28 @@ Several ranks divide the inputs of the output layers of attention and MLP. A cut
 half, a quarter and so on, down to 16 inputs, of the same scale; where an order (`g_idx`) scatters a rank's inputs
 over all groups, each group gets columns of zeros up to the size of the largest. Both keep the codes. What no such
 groups allow is refused by tensor, group and number of ranks.
+
+### Quantized encoders and layers by the code of transformers
+
+Tools that are not told to leave them out quantize every linear layer of a model with pictures: bitsandbytes
+(`load_in_4bit`, `load_in_8bit`), fp8, llm-compressor without `ignore`, AutoRound with `quant_nontext_module` and so on.
+Such encoders and projectors are served, also where `vision_config` alone has a `quantization_config`. Their layers
+become numbers when they are loaded, rounded once, in `--dtype`: [what that takes](operations.md#quantized-encoders). No
+encoder computes with codes: its products have hundreds of rows, for which codes save no time on a CPU.
+
+So do all layers, experts included, of models whose decoder is transformers' code: each layer (of each expert) has to
+be stored by itself, as tools store it; codes of several experts in one tensor are refused by its name. Steps of
+activations (W8A8, W4A8, fp8) are not applied to numbers. Refused there are a `quantization_config` of `vision_config`
+alone and GGUF files.
+
+The tests have Qwen2.5-VL's encoder in every kind of the table above, and those of LLaVA, LLaVA-NeXT, InternVL and
+Qwen2-VL in four, each with the rows of the same weights stored as numbers, bit for bit but for nvfp4, mxfp4 and
+msmodelslim's, whose numbers the tests round otherwise; of transformers' code Llama 3.2 Vision and Gemma 3, and
+Qwen3-MoE in W4A8 of compressed-tensors and of msmodelslim. What
+bitsandbytes 0.50 and transformers 5.23 made of small random LLaVA and Qwen2.5-VL was read once: 4-bit weights are
+those of bitsandbytes bit for bit, and with `--quantization none` 24 greedy tokens after a picture those of
+transformers. (Where a block ends inside of an output, bitsandbytes' own CPU code may give other numbers than its
+layout says; ours are those of the layout.) LLM.int8 differs: transformers rounds activations to 8 bits.
 
 FastLLM's files (`tessera convert flm --keep-codes`) are served as `compressed-tensors` with zero points.
 

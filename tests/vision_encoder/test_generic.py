@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from services.families import registry
+from services.families.check import Parts, require_servable
 from services.families.family import ItemSize
 from services.vision_encoder.devices.cpu.device import CpuDevice
 from services.vision_encoder.generic import GenericEncoder
@@ -18,6 +19,8 @@ from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.processor import SPAN_IDS, run_processor
 from shared.errors import InvalidRequest
 from tests.support.checkpoints import GENERIC, generic, load_reference, make_checkpoint
+from tests.support.checkpoints.bitsandbytes import BitsAndBytes
+from tests.support.checkpoints.coded import EVERY_LINEAR, write_layers
 from tests.support.checkpoints.options import load_config
 from tests.support.preprocess.service import picture
 
@@ -154,3 +157,15 @@ def test_a_record_may_override_how_rows_are_made(
     monkeypatch.setattr(registry, "in_tree", lambda: (own,))
     for rows, before in zip(load(folder).encode(items), plain, strict=True):
         assert torch.equal(rows, 2 * before)
+
+
+@pytest.mark.parametrize("family", ["mllama", pytest.param("idefics3", marks=pytest.mark.full)])
+def test_layers_of_codes_are_their_numbers(tmp_path: Path, family: str) -> None:
+    how = BitsAndBytes("nf4", nested=True, block=16)
+    dense = make_checkpoint(tmp_path / "dense", family)
+    numbers = write_layers(tmp_path / "coded", dense, how.stored, how.config(), EVERY_LINEAR)
+    assert any("vision" in name for name in numbers)
+    require_servable(tmp_path / "coded", parts=Parts.WEIGHTS, device="cpu")
+    found, expected = (load(tmp_path / name) for name in ("coded", "dense"))
+    item = expected.sample(ItemSize(64, 48))
+    assert torch.equal(found.encode([item])[0], expected.encode([item])[0])

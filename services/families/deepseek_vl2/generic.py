@@ -12,7 +12,8 @@ from services.decoder.models.generic.linears.taken_linear import take_linears
 from services.families.deepseek_vl2.plain_attention import PlainDeepseekV2ForCausalLM
 from services.families.deepseek_vl2.text_model import class_and_settings
 from shared.checkpoint.folder import Checkpoint
-from shared.checkpoint.model_half import load_without, understood
+from shared.checkpoint.model_half import understood
+from shared.weights.class_weights import load_class
 
 _PREFIX = r"^language\."
 
@@ -44,4 +45,4 @@ def load_text_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
     eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
     renamed = {_PREFIX: ""}
     prepare = partial(take_linears, checkpoint=checkpoint, dtype=dtype, key_mapping=renamed)
-    return load_without(checkpoint, kind, config, (), dtype, prepare, key_mapping=renamed, **eager)
+    return load_class(checkpoint, kind, config, (), dtype, prepare, key_mapping=renamed, **eager)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from services.vision_encoder.weights import linear_sizes
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.refusal import bad_checkpoint
 
@@ -32,8 +33,13 @@ class MolmoVisionConfig:
                 raise bad_checkpoint(checkpoint, f"the checkpoint lacks {PREFIX}{name}")
             return checkpoint.shape(PREFIX + name)
 
-        width, values = shape("image_vit.patch_embedding.weight")
-        text_size, projected = shape("image_projector.w2.weight")
+        def sizes(layer: str) -> tuple[int, ...]:
+            if not any(name.startswith(f"{PREFIX}{layer}.") for name in names):
+                raise bad_checkpoint(checkpoint, f"the checkpoint lacks {PREFIX}{layer}.weight")
+            return linear_sizes(checkpoint, PREFIX + layer)
+
+        width, values = sizes("image_vit.patch_embedding")
+        text_size, projected = sizes("image_projector.w2")
         count = sum(f"{PREFIX}{blocks}.{i}.ffn_norm.weight" in names for i in range(len(names)))
         if count < _AHEAD + 2 or width % HEADS:
             raise bad_checkpoint(
@@ -43,7 +49,7 @@ class MolmoVisionConfig:
             values=values,
             places=shape("image_vit.positional_embedding")[0],
             width=width,
-            inner=shape(f"{blocks}.0.feed_forward.w1.weight")[0],
+            inner=sizes(f"{blocks}.0.feed_forward.w1")[0],
             layers=count - 1,  # nothing is taken of the last one
             projected=projected,
             text_size=text_size,

@@ -12,7 +12,7 @@ from services.families.xcomposer2.tower import XComposer2Tower
 from services.vision_encoder.towers import pixel_values
 from services.vision_encoder.towers.encoder import BadPixels, Item, pixel_item
 from services.vision_encoder.towers.native_encoder import NativeEncoder
-from services.vision_encoder.weights import renamed, tower_weights
+from services.vision_encoder.weights import linear_sizes, renamed, tower_weights
 from shared.checkpoint.folder import Checkpoint
 from shared.model_config.llava import TowerConfig
 
@@ -71,7 +71,7 @@ class XComposer2Encoder(NativeEncoder):
 def _tower(checkpoint: Checkpoint, tiling: Tiling) -> TowerConfig:
     """CLIP-L's settings, and sizes by the tensors: no file of the checkpoint names them."""
     numbers = [int(found[1]) for name in checkpoint.names() if (found := _LAYER.match(name))]
-    inner, hidden = checkpoint.shape(f"{TOWER}encoder.layers.0.mlp.fc1.weight")
+    inner, hidden = linear_sizes(checkpoint, f"{TOWER}encoder.layers.0.mlp.fc1")
     return TowerConfig(
         is_clip=True,
         hidden_size=hidden,

@@ -29,8 +29,13 @@ class State:
 
     @property
     def blocks(self) -> int:
-        """Of the layer."""
-        return self.out * self.inputs // self.block
+        """Of the layer; the last one may be a short one."""
+        return -(-self.out * self.inputs // self.block)
+
+    @property
+    def has_whole_blocks(self) -> bool:
+        """Whether none has codes of two outputs."""
+        return self.inputs % self.block == 0
 
 
 def read_state(beside: Beside) -> State:
@@ -55,17 +60,16 @@ def read_state(beside: Beside) -> State:
         raise BadCodes(tensor, f"it says {nested} scales of a block, and {offset} to be added")
     if found.kind not in KINDS or found.kind != tensor.removeprefix(_STATE) or offset != offset:
         raise BadCodes(tensor, f"it says {found.kind!r} and {offset}")
-    if found.inputs % found.block or found.block > _LONGEST_BLOCK or found.block % 2:
-        raise BadCodes(
-            tensor, f"{found.inputs} inputs do not divide into blocks of {found.block} codes"
-        )
+    if found.block > _LONGEST_BLOCK or found.block % 2:
+        raise BadCodes(tensor, f"it says blocks of {found.block} codes")
     return found
 
 
 class Bnb4Layout(Layout):
     """`weight` uint8 [out * inputs / 2, 1], the even one of two codes in the upper half of a byte; `weight.absmax`
     float32 [blocks], or uint8 with `weight.nested_absmax` float32 [blocks / 256, rounded up] and
-    `weight.nested_quant_map` [256]; `weight.quant_map` [16], what codes stand for; and a tensor of JSON: `State`."""
+    `weight.nested_quant_map` [256]; `weight.quant_map` [16], what codes stand for; and a tensor of JSON: `State`.
+    Blocks are cut of all codes, one output behind the other: one may end inside of an output."""
 
     main = "weight"
     main_is_flat = True
@@ -90,7 +94,7 @@ class Bnb4Layout(Layout):
 
     def of_layer(self, main: str, beside: Beside) -> Layout:
         """See `Layout.of_layer`."""
-        return _Bnb4Layer(self, read_state(beside))
+        return Bnb4Layer(self, read_state(beside))
 
     def sizes(self, main: Shape) -> tuple[int, int]:
         """See `Layout.sizes`; `of_layer` knows them."""
@@ -98,10 +102,10 @@ class Bnb4Layout(Layout):
 
     def required(self, out: int, inputs: int) -> dict[str, Stored]:
         """See `Layout.required`; `of_layer` knows more."""
-        return {"weight": Stored(_CODES, (out * inputs // 2, 1))}
+        return {"weight": Stored(_CODES, (-(-out * inputs // 2), 1))}
 
 
-class _Bnb4Layer(Bnb4Layout):
+class Bnb4Layer(Bnb4Layout):
     """Of one layer."""
 
     def __init__(self, layout: Layout, state: State) -> None:
@@ -114,8 +118,13 @@ class _Bnb4Layer(Bnb4Layout):
 
     @property
     def group(self) -> int:
-        """See `Layout.group`."""
-        return self._state.block
+        """See `Layout.group`. 0 where blocks are no groups of inputs: such a layer is read as numbers."""
+        return self._state.block if self.has_whole_blocks else 0
+
+    @property
+    def has_whole_blocks(self) -> bool:
+        """See `State.has_whole_blocks`."""
+        return self._state.has_whole_blocks
 
     def required(self, out: int, inputs: int) -> dict[str, Stored]:
         """See `Layout.required`."""

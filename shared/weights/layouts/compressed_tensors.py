@@ -1,4 +1,4 @@
-"""compressed-tensors: codes of 4 or 8 bits in words along inputs ("pack-quantized"), of 8 bits ("int-quantized"), and
+"""compressed-tensors: codes of 4 or 8 bits in words along inputs ("pack-quantized"), in bytes ("int-quantized"), and
 numbers of 4 bits ("nvfp4-pack-quantized", "mxfp4-pack-quantized")."""
 
 from collections.abc import Mapping, Sequence
@@ -127,7 +127,8 @@ class ModeloptFloat4Layout(Float4Layout):
 
 
 class BytesLayout(CompressedLayout):
-    """`weight` int8 [out, inputs], `weight_scale` [out, groups] or [1], and `weight_zero_point` int8 alike."""
+    """`weight` int8 [out, inputs], of codes of 4 bits one in a byte, `weight_scale` [out, groups] or [1], and
+    `weight_zero_point` int8 alike."""
 
     main = "weight"
     tensors = ("weight", "weight_scale", "weight_zero_point")
@@ -139,6 +140,8 @@ class BytesLayout(CompressedLayout):
 
     def required(self, out: int, inputs: int) -> dict[str, Stored]:
         """See `Layout.required`."""
+        if self.codes.bits == 4 and inputs % 2:
+            raise BadCodes("weight", f"{inputs} inputs are odd")
         found = {"weight": Stored(("I8",), (out, inputs))} | self.scale(out, inputs)
         if not self.codes.symmetric:
             shape = found["weight_scale"].shape

@@ -50,6 +50,8 @@ LAYOUTS: Mapping[str, type[Layout]] = {
     ASCEND: AscendLayout,
 }
 
+# Element types that are no numbers by themselves.
+_CODES = ("U8", "I8", "I32", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F4")
 _MOST_BESIDE = 4096  # bytes of a tensor that says how a layer is stored
 
 
@@ -122,6 +124,19 @@ class StoredLayers:
     def group(self, layer: str) -> int:
         """Inputs that share a scale; 0 for all of an output's."""
         return self.layout_of(layer).group
+
+    def require_no_others(self) -> None:
+        """Raises InvalidRequest for a tensor of codes that is of none of the layers, such as one of several experts."""
+        for name in sorted(self._names):
+            layer, tensor = self.layout.split(name)
+            kind = self._headers.dtype(self._names[name])
+            if kind in _CODES and not (layer in self and tensor in self.layout.tensors):
+                raise InvalidRequest(
+                    "UNSUPPORTED_WEIGHTS",
+                    f"{self.folder}: {self._names[name]} in {kind} is of no linear layer that is stored as config.json"
+                    " says; serve the model in float32, float16 or bfloat16",
+                    field="model",
+                )
 
     def require_sizes(self, layer: str, out: int, inputs: int) -> None:
         """Raises InvalidRequest, with the tensor's name, for other sizes than are stored."""

@@ -16,7 +16,7 @@ from shared.weights.layouts.layout import NOT_FINITE, BadCodes
 from shared.weights.quantized_weight import QuantizedWeight
 from shared.weights.readers.layout import ALL, Tensors, unsigned
 
-_AT_ONCE = 1 << 22  # codes that become numbers together, of which each has 64 bits meanwhile
+_AT_ONCE = 1 << 22  # codes that become numbers together
 # What tables are multiplied by. Found by trying all to 127 in steps of a hundredth.
 _TIMES: Mapping[str, float] = {"nf4": 112.03, "fp4": 120.0}
 _CODES: Mapping[str, tuple[int, ...]] = {
@@ -32,23 +32,26 @@ class Bnb4(Bnb4Layout):
         """See `Reader.read`."""
         state = _state(tensors)
         self._table(tensors, state)
-        scales = self._scales(tensors, state, rows).div_(_TIMES[state.kind])
-        codes = _bytes(tensors, state, rows)
+        places = slice(rows.start * inputs, rows.stop * inputs)
+        scales = self._scales(tensors, state, places).div_(_TIMES[state.kind])
+        codes = _bytes(tensors, places).view(-1, inputs // 2)
         together = codes >> 4 | codes << 4
+        scales = scales.view(len(codes), -1)
         return QuantizedWeight(together, scales, 4, state.block, codebook=_CODES[state.kind])
 
     def numbers(self, tensors: Tensors, rows: slice, columns: slice) -> Tensor:
         """float32 [rows, columns] of the weight, each slice with a begin and an end. Raises BadCodes."""
         state = _state(tensors)
         table = self._table(tensors, state)
-        codes, scales = _bytes(tensors, state, rows), self._scales(tensors, state, rows)
-        found = torch.empty((len(codes), columns.stop - columns.start))
+        found = torch.empty((rows.stop - rows.start, columns.stop - columns.start))
         step = max(1, _AT_ONCE // state.inputs)
-        for first in range(0, len(codes), step):
-            part = slice(first, first + step)
-            places = torch.stack((codes[part] >> 4, codes[part] & 15), -1).flatten(1).long()
-            numbers = table[places].mul_(scales[part].repeat_interleave(state.block, 1))
-            found[part] = numbers[:, columns]
+        for first in range(rows.start, rows.stop, step):
+            last = min(first + step, rows.stop)
+            places = slice(first * state.inputs, last * state.inputs)
+            numbers = self._numbers(tensors, state, places, table)
+            found[first - rows.start : last - rows.start] = numbers.view(last - first, -1)[
+                :, columns
+            ]
         return found
 
     def _table(self, tensors: Tensors, state: State) -> Tensor:
@@ -59,20 +62,31 @@ class Bnb4(Bnb4Layout):
             raise BadCodes("weight.quant_map", f"it is not the table of {state.kind}")
         return table
 
-    def _scales(self, tensors: Tensors, state: State, rows: slice) -> Tensor:
-        """float32 [rows, blocks of a row], memory of its own."""
-        each = state.inputs // state.block
-        places = slice(rows.start * each, rows.stop * each)
-        stored = tensors.whole("weight.absmax")[places]
+    def _numbers(self, tensors: Tensors, state: State, places: slice, table: Tensor) -> Tensor:
+        """float32 [places] of some codes that follow each other."""
+        bytes_ = torch.arange(256)
+        pairs = torch.stack((table[bytes_ >> 4], table[bytes_ & 15]), -1)  # of all bytes
+        found = pairs.index_select(0, _bytes(tensors, places).int()).flatten()
+        odd, count = places.start % 2, places.stop - places.start
+        found, scales = found[odd : odd + count], self._scales(tensors, state, places)
+        begin = places.start % state.block
+        if begin or count % state.block:
+            return found.mul_(scales.repeat_interleave(state.block)[begin : begin + count])
+        return found.view(-1, state.block).mul_(scales[:, None]).flatten()
+
+    def _scales(self, tensors: Tensors, state: State, places: slice) -> Tensor:
+        """float32 [blocks] of those that have some codes, memory of its own."""
+        blocks = slice(places.start // state.block, -(-places.stop // state.block))
+        stored = tensors.whole("weight.absmax")[blocks]
         found = stored.clone()
         if state.nested_block:
             nested = tensors.whole("weight.nested_absmax")
-            at = torch.arange(places.start, places.stop) // state.nested_block
+            at = torch.arange(blocks.start, blocks.stop) // state.nested_block
             found = tensors.whole("weight.nested_quant_map")[stored.long()] * nested[at]
             found += state.offset
         if not bool(found.isfinite().all()):
             raise BadCodes(self.scales, NOT_FINITE)
-        return found.view(-1, each)
+        return found
 
 
 class Bnb8(Bnb8Layout):
@@ -91,7 +105,7 @@ def _state(tensors: Tensors) -> State:
     return read_state(beside)
 
 
-def _bytes(tensors: Tensors, state: State, rows: slice) -> Tensor:
-    """uint8 [rows, inputs / 2] as they are stored."""
-    each = state.inputs // 2
-    return tensors.part("weight", slice(rows.start * each, rows.stop * each), ALL).view(-1, each)
+def _bytes(tensors: Tensors, places: slice) -> Tensor:
+    """uint8, as they are stored: those that have some codes that follow each other."""
+    rows = slice(places.start // 2, -(-places.stop // 2))
+    return tensors.part("weight", rows, ALL).flatten()

@@ -91,13 +91,23 @@ class IntQuantized(BytesLayout):
 
     def read(self, tensors: Tensors, inputs: int, rows: slice) -> QuantizedWeight:
         """See `Reader.read`."""
-        scales = _scales(self, tensors, rows)
-        codes = unsigned(tensors.part("weight", rows, ALL))
+        bits, scales = self.codes.bits, _scales(self, tensors, rows)
+        codes = together(self._unsigned("weight", tensors.part("weight", rows, ALL)), bits)
         zeros = None
         if tensors.has("weight_zero_point"):
             zeros = self._zeros(tensors, rows)
         activations = self.codes.activations
-        return QuantizedWeight(codes, scales, 8, self.codes.group, zeros, activations=activations)
+        return QuantizedWeight(
+            codes, scales, bits, self.codes.group, zeros, activations=activations
+        )
+
+    def _unsigned(self, name: str, values: Tensor) -> Tensor:
+        """uint8 of int8, each half of all codes more."""
+        if self.codes.bits == 8:
+            return unsigned(values)
+        if bool(((values < -8) | (values > 7)).any()):
+            raise BadCodes(name, "it has an element beyond -8 to 7, and num_bits is 4")
+        return (values + 8).to(torch.uint8)
 
     def _zeros(self, tensors: Tensors, rows: slice) -> Tensor | None:
         if self.codes.one_scale:
@@ -108,7 +118,7 @@ class IntQuantized(BytesLayout):
             if bool((stored != 0).any()):
                 raise BadCodes("weight_zero_point", "it is not zero, and symmetric is true")
             return None
-        return unsigned(stored)
+        return self._unsigned("weight_zero_point", stored)
 
 
 def _scales(layout: CompressedLayout, tensors: Tensors, rows: slice) -> Tensor:

@@ -41,6 +41,8 @@ WAYS = [
     Coded("int-quantized", bits=8, group=0, symmetric=True),
     Coded("int-quantized", bits=8),
     Coded("int-quantized", bits=8, group=0, symmetric=True, one_scale=True),
+    Coded("int-quantized", symmetric=True),  # W4A8
+    Coded("int-quantized", group=0),
 ]
 ATTENTION = "model.layers.1.self_attn"
 

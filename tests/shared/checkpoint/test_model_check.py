@@ -149,7 +149,7 @@ def longer(folder: Path) -> None:
         (config(True, compression_config={"a": 1}), "of quantized checkpoints those"),
         (
             config(vision_config={"quantization_config": {"quant_method": "awq"}}),
-            "vision_config has quantization_config",
+            r"vision_config\.quantization_config says awq: bits is None",
         ),
         (config(True, hidden_act="novel"), "hidden_act 'novel'"),
         (config(True, num_key_value_heads=3), "do not divide"),

@@ -1,6 +1,7 @@
 """Checkpoints as msmodelslim writes them, beside the same weights as numbers."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -24,10 +25,11 @@ def write_ascend(
     group: int = 0,
     version: str = "1.0.0",
     others: str = "",
+    linears: re.Pattern[str] = LAYERS,
 ) -> list[str]:
     """`folder`: the checkpoint `dense` with new layers, as codes of a kind; in `dense` they are numbers then. half: as
-    of a checkpoint in float16; group, version: of NARROW; others: the kind of layers of attention. Gives the layers'
-    names."""
+    of a checkpoint in float16; group, version: of NARROW; others: the kind of layers of attention; linears: what
+    matches the layers' weights. Gives the layers' names."""
     shutil.copytree(dense, folder)
     (folder / "model.safetensors").unlink()
     tensors = load_file(dense / "model.safetensors")
@@ -37,7 +39,7 @@ def write_ascend(
     generator = torch.Generator().manual_seed(0)
     for name in sorted(tensors):
         described[name] = "FLOAT"
-        if (found := LAYERS.fullmatch(name)) is None:
+        if (found := linears.fullmatch(name)) is None or tensors[name].ndim != 2:
             continue
         layer = found[1]
         layers.append(layer)

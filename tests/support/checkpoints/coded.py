@@ -14,6 +14,8 @@ from torch import Tensor
 
 _BLOCKS = r"(?:self_attn|self_attention|attention|attn|mlp|feed_forward)"
 LAYERS = re.compile(rf"((?:\w+\.)*(?:layers|h)\.\d+\.{_BLOCKS}\.\w+)\.weight")
+# All but tables and the output matrix, those of encoders and projectors too.
+EVERY_LINEAR = re.compile(r"(?!.*(?:embed|lm_head))((?:\w+\.)*\w+)\.weight")
 _ENCODER = re.compile(r"vision|visual|tower")
 # Of a layer's weight and a seed what is stored, by the last part of the name, and the numbers in float32.
 Stored = Callable[[Tensor, int], tuple[dict[str, Tensor], Tensor]]
@@ -32,6 +34,11 @@ class Coded:
     version: str = "gptq"
     ordered: bool = False
     one_scale: bool = False
+
+    def stored(self, weight: Tensor, seed: int) -> tuple[dict[str, Tensor], Tensor]:
+        """What is stored of a layer of the shape of `weight`, and its numbers: see `Stored`."""
+        layer = Layer.draw(self, weight.shape[0], weight.shape[1], seed)
+        return layer.stored(self), layer.dense().float()
 
     def config(self) -> dict[str, Any]:
         """What config.json says."""
@@ -113,8 +120,9 @@ class Layer:
             }
         found = {"weight_scale": (self.scales[0] if how.one_scale else self.scales).contiguous()}
         if how.kind == "int-quantized":
-            found |= {"weight": (self.codes - 128).to(torch.int8), "input_scale": torch.ones(1)}
-            zeros = (self.zeros - 128).to(torch.int8)
+            half = 2 ** (bits - 1)
+            found |= {"weight": (self.codes - half).to(torch.int8), "input_scale": torch.ones(1)}
+            zeros = (self.zeros - half).to(torch.int8)
         else:
             found["weight_packed"] = _words(self.codes, bits)
             found["weight_shape"] = torch.tensor(self.codes.shape)
@@ -152,15 +160,19 @@ def write_coded(folder: Path, dense: Path, how: Coded) -> Mapping[str, Layer]:
 
 
 def write_layers(
-    folder: Path, dense: Path, stored: Stored, config: Mapping[str, Any]
+    folder: Path,
+    dense: Path,
+    stored: Stored,
+    config: Mapping[str, Any],
+    layers: re.Pattern[str] = LAYERS,
 ) -> Mapping[str, Tensor]:
-    """`folder`: the checkpoint `dense` with its linear layers as `stored` makes them, and what `config` says; in
-    `dense` they are the numbers that these mean then. Gives those by name."""
+    """`folder`: the checkpoint `dense` with its linear layers, whose weights `layers` matches, as `stored` makes them,
+    and what `config` says; in `dense` they are the numbers that these mean then. Gives those by name."""
     shutil.copytree(dense, folder)
     tensors = load_file(dense / "model.safetensors")
     coded, numbers = dict(tensors), {}
     for seed, name in enumerate(sorted(tensors)):
-        if (found := LAYERS.fullmatch(name)) and tensors[name].ndim == 2:
+        if (found := layers.fullmatch(name)) and tensors[name].ndim == 2:
             del coded[name]
             parts, tensors[name] = stored(tensors[name].float(), seed)
             numbers[found[1]] = tensors[name]

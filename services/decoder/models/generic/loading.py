@@ -1,6 +1,5 @@
 """A checkpoint as its transformers class loads it, without the parts that other services own."""
 
-import copy
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -10,13 +9,13 @@ import transformers
 from torch import nn
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
-from services.decoder.models.generic.linears.taken_linear import take_linears, taken_names
+from services.decoder.models.generic.linears.taken_linear import take_linears
 from services.families import registry
 from services.families.generic import ATTENTION_LAYERS, require_trusted
 from shared.checkpoint.folder import Checkpoint
-from shared.checkpoint.model_half import load_without, understood
+from shared.checkpoint.model_half import understood
 from shared.checkpoint.refusal import unsupported
-from shared.weights.gguf_numbers import read_state
+from shared.weights.class_weights import load_class
 
 
 def find_class(checkpoint: Checkpoint, trust_remote_code: bool) -> type[Any]:
@@ -50,32 +49,14 @@ def load_model(checkpoint: Checkpoint, kind: type[Any], config: Any, dtype: torc
     """The class with its weights, in its own eager attention; those of linear layers are read when they are asked for
     (`TakenLinear`). Only tensors of the decoder and the output matrix are read. Raises InvalidRequest for a checkpoint
     that lacks one of them."""
-    options: dict[str, Any] = {
-        "attn_implementation": "eager",
-        "experts_implementation": "eager",
-    }
+    eager = {"attn_implementation": "eager", "experts_implementation": "eager"}
     foreign = foreign_modules(kind, config)
     if encoder := registry.find(checkpoint).overrides.get("encoder_path"):
         foreign.append(encoder)
     prepare = partial(take_linears, checkpoint=checkpoint, dtype=dtype, key_mapping=None)
-    if checkpoint.is_gguf:
-        config = _without_codes(config)
-        with torch.device("meta"):
-            empty = kind._from_config(config, attn_implementation="eager")
-        taken = taken_names(empty, checkpoint, None).values()
-        left = set(checkpoint.names()) - set(taken)
-        options["state_dict"] = read_state(checkpoint, left, dtype)
-    model = load_without(checkpoint, kind, config, foreign, dtype, prepare, **options)
+    model = load_class(checkpoint, kind, config, foreign, dtype, prepare, **eager)
     _copy_small(model)
     return model
-
-
-def _without_codes(config: Any) -> Any:
-    """Without what tells transformers to load codes: they are read here."""
-    found = copy.deepcopy(config)
-    if hasattr(found, "quantization_config"):
-        del found.quantization_config
-    return found
 
 
 def _copy_small(model: nn.Module) -> None:

@@ -1,7 +1,7 @@
 """Linear layers of a class whose weights stay in the checkpoint until they are packed, one by one."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.weight_reader import WeightReader
 from shared.weights.gguf_layers import GgufLayers
 from shared.weights.linear_weight import CodedWeight, LinearWeight, NearlyCodedWeight, StoredWeight
+from shared.weights.number_weights import NumberWeights
 
 
 class TakenLinear(nn.Module):
@@ -59,33 +60,39 @@ def take_linears(
     model: Any, checkpoint: Checkpoint, dtype: torch.dtype, key_mapping: dict[str, str] | None
 ) -> None:
     """Puts a `TakenLinear` in the place of each linear layer whose weight is one tensor of the checkpoint, whatever
-    transformers calls it there. The others transformers loads: those that it makes of several tensors or keeps in
-    another type, those that hang in several places, and those that share their weight."""
-    stored = taken_names(model, checkpoint, key_mapping)
-    reader = WeightReader(checkpoint, stored.values())
+    transformers calls it there, or is stored as codes: it is the numbers of these then, but for blocks of GGUF files,
+    which stay. The others transformers loads: those that it makes of several tensors or keeps in another type, those
+    that hang in several places, and those that share their weight."""
+    numbers = NumberWeights.of(checkpoint)
+    stored = _taken_names(model, numbers or checkpoint, key_mapping)
+    reader = WeightReader(checkpoint, set(stored.values()) & set(checkpoint.names()))
     layers = dict(_own_linears(model))
     blocks = None
     if checkpoint.is_gguf:
         blocks = GgufLayers(checkpoint, {f"{path}.weight": name for path, name in stored.items()})
     for path, name in stored.items():
-        layer, (out, inputs) = layers[path], checkpoint.shape(name)
-        taken: LinearWeight = StoredWeight(path, out, inputs, None, partial(reader.part, name))
+        layer = layers[path]
+        shape = (layer.out_features, layer.in_features)
+        taken: LinearWeight | None = None
         if blocks is not None:
-            taken = blocks.take(path, out, inputs, None, reader)
+            taken = blocks.take(path, *shape, None, reader)
+        elif numbers is not None:
+            taken = numbers.take_linear(name)
+        taken = taken or StoredWeight(path, *shape, None, partial(reader.part, name))
         parent, _, own = path.rpartition(".")
         model.get_submodule(parent)._modules[own] = TakenLinear(layer, taken, dtype)
 
 
-def taken_names(
-    model: Any, checkpoint: Checkpoint, key_mapping: dict[str, str] | None
+def _taken_names(
+    model: Any, tensors: Checkpoint | NumberWeights, key_mapping: dict[str, str] | None
 ) -> dict[str, str]:
     """Of the layers that `take_linears` puts something in the place of the names in the checkpoint, by their paths."""
     layers = dict(_own_linears(model))
     return {
         path: name
-        for path, name in _stored_names(model, checkpoint, key_mapping).items()
+        for path, name in _stored_names(model, tensors.names(), key_mapping).items()
         if path in layers
-        and checkpoint.shape(name) == (layers[path].out_features, layers[path].in_features)
+        and tensors.shape(name) == (layers[path].out_features, layers[path].in_features)
     }
 
 
@@ -120,15 +127,15 @@ def _own_linears(model: Any) -> Iterator[tuple[str, nn.Linear]]:
 
 
 def _stored_names(
-    model: Any, checkpoint: Checkpoint, key_mapping: dict[str, str] | None
+    model: Any, names: Sequence[str], key_mapping: dict[str, str] | None
 ) -> dict[str, str]:
-    """The names in the checkpoint of weights that become a module's as they are, by the module's path."""
+    """The names, of those in the checkpoint, of weights that become a module's as they are, by the module's path."""
     mapping = get_model_conversion_mapping(model, key_mapping)
     renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
     converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
     known = model.state_dict()
     found: dict[str, list[str]] = {}
-    for name in checkpoint.names():
+    for name in names:
         renamed, converted = rename_source_key(
             name, renamings, converters, model.base_model_prefix, known
         )
