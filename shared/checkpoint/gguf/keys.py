@@ -69,7 +69,7 @@ class Keys:
             raise self.wrong(key, found)
         return found
 
-    def flag(self, key: str, default: bool) -> bool:
+    def flag(self, key: str, default: bool = False) -> bool:
         """True or false."""
         found = self.value(key, default)
         if type(found) is not bool:

@@ -288,7 +288,7 @@ def replaced(name: str, *shape: int) -> Edit:
         (
             "llava",
             said("clip.vision.image_std", [1.0], GGUFWriter.add_array),
-            r"image_std is \(1\.0,\)",
+            r"image_std is a list of 1, \(1\.0,\)",
         ),
         (
             "llava",

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from shared.checkpoint.gguf.header import GgufHeader, read_header
 from shared.checkpoint.gguf.vision.internvl import InternVL
-from shared.checkpoint.gguf.vision.keys import Keys
+from shared.checkpoint.gguf.vision.keys import VisionKeys
 from shared.checkpoint.gguf.vision.llava import Llava
 from shared.checkpoint.gguf.vision.llava_next import TILED, LlavaNext
 from shared.checkpoint.gguf.vision.projector import Projector
@@ -37,7 +37,7 @@ def open_projector(path: Path) -> Projector:
             f"clip.projector_type is {cut(repr(kind), 40)}; {', '.join(_KINDS)} are read: --mmproj none answers to text"
             " alone, or serve the checkpoint that it was made of"
         )
-    if kind == _LLAVA and Keys(header).has(TILED):
+    if kind == _LLAVA and VisionKeys(header).has(TILED):
         return LlavaNext(header)
     return _KINDS[kind](header)
 

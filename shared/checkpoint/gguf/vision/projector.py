@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from shared.checkpoint.gguf.header import GgufHeader
-from shared.checkpoint.gguf.vision.keys import Keys
+from shared.checkpoint.gguf.vision.keys import VisionKeys
 from shared.checkpoint.gguf.vision.tensors import VisionTensor
 from shared.text.cutting import cut
 
@@ -22,7 +22,7 @@ class Projector(ABC):
     text_size: int  # elements of the rows that it makes
 
     def __init__(self, header: GgufHeader) -> None:
-        self.header, self.keys = header, Keys(header)
+        self.header, self.keys = header, VisionKeys(header)
         self.layers = self.keys.whole("block_count")
         if self.layers > _MOST_LAYERS:
             raise header.refusal(f"clip.vision.block_count is {self.layers:,}")
