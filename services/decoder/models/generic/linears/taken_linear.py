@@ -14,7 +14,7 @@ from transformers.core_model_loading import WeightConverter, WeightRenaming, ren
 from shared.checkpoint.folder import Checkpoint
 from shared.checkpoint.weight_reader import WeightReader
 from shared.weights.gguf_layers import GgufLayers
-from shared.weights.linear_weight import CodedWeight, LinearWeight, NearlyCodedWeight, StoredWeight
+from shared.weights.linear_weight import LinearWeight, StoredWeight
 from shared.weights.number_weights import NumberWeights
 
 
@@ -38,7 +38,7 @@ class TakenLinear(nn.Module):
         if self._dense is not None:
             return self._dense
         found = self.taken.dense(self.dtype)
-        if not isinstance(self.taken, CodedWeight):
+        if not self.taken.is_coded:
             self._dense = found
         return found
 
@@ -99,9 +99,7 @@ def _taken_names(
 def has_codes(model: nn.Module) -> bool:
     """Whether any of its layers is to be computed with codes."""
     return any(
-        isinstance(module, TakenLinear)
-        and isinstance(module.taken, CodedWeight | NearlyCodedWeight)
-        for module in model.modules()
+        isinstance(module, TakenLinear) and module.taken.is_coded for module in model.modules()
     )
 
 
