@@ -336,14 +336,14 @@ def _check_document(document: Any, path: str) -> None:
 def _check_any_tool(tool: Any, path: str) -> None:
     """Custom tools are read later (`told_tools`)."""
     if not isinstance(tool, dict) or tool.get("type") != CUSTOM:
-        _check_tool(tool, path)
+        _check_tool(tool, path, '"function" or "custom"')
 
 
-def _check_tool(tool: Any, path: str) -> None:
+def _check_tool(tool: Any, path: str, types: str = '"function"') -> None:
     if not isinstance(tool, dict):
         raise wrong_type(path, 'an object: {"type": "function", "function": {...}}')
     if tool.get("type") != "function":
-        raise wrong(f"{path}.type", 'must be "function": chat templates know no other tools')
+        raise wrong(f"{path}.type", f"must be {types}: chat templates know no other tools")
     _check_function(tool.get("function"), f"{path}.function")
 
 
